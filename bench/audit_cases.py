@@ -41,8 +41,8 @@ class Case:
 
     @property
     def threshold(self):
-        """p takes effect as this number of 65536."""
-        return int(np.floor(65536 * float(self.a["dropout_p"]) + 0.5))
+        """p takes effect as this number of 32768."""
+        return int(np.floor(32768 * float(self.a["dropout_p"]) + 0.5))
 
     def sequences(self):
         """(row of the batch, first row, rows, first key, keys) of each sequence."""
@@ -173,9 +173,9 @@ def generated():
 # ---- the reference ----
 
 def philox(counter, seed):
-    """Philox4x32-10 (Salmon et al. 2011); counter: four uint64 arrays below 2**32."""
+    """Philox4x32-7 (Salmon et al. 2011); counter: four uint64 arrays below 2**32."""
     low, c, k = np.uint64(0xFFFFFFFF), [np.asarray(w, np.uint64) for w in counter], [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(10):
+    for _ in range(7):
         a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
         c = [b >> np.uint64(32) ^ c[1] ^ np.uint64(k[0]), b & low, a >> np.uint64(32) ^ c[3] ^ np.uint64(k[1]), a & low]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
@@ -194,7 +194,8 @@ def keep_mask(case, b, h, Sq, Sk):
                     np.full_like(i, stream)], int(a["rng_seed"]))
     lane = ((j >> 3) & 1) * 4 + ((i >> 3) & 1) * 2 + (j & 1)
     word = np.choose(lane >> 1, words).astype(np.int64)
-    return torch.from_numpy((word >> 16 * (lane & 1)) & 0xFFFF >= case.threshold)
+    bits, T = (word >> 16 * (lane & 1)) & 0x7FFF, case.threshold
+    return torch.from_numpy(bits >= T if T <= 16384 else bits < 32768 - T)
 
 
 HUGE = 1024  # beyond this abs L, kernels compute a row's sum again in backward
@@ -213,7 +214,7 @@ def reference(case, dtype=None, device=None):
     q, k, v = x["q"], x["k"], x["v"]
     B, H, rows = q.shape[:3]
     group, cap, scale, inf = H // max(k.shape[1], 1), float(case.a["softcap"]), case.scale, float("inf")
-    factor = 65536 / (65536 - case.threshold)
+    factor = 32768 / (32768 - case.threshold)
 
     def new(shape):
         return torch.full(shape, float("nan"), dtype=torch.float64, device=device)

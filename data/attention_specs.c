@@ -195,11 +195,15 @@ const attention_spec mask_specs[] = {
 };
 const int mask_count = COUNT(mask_specs);
 
-/* p such that T equals the 16 bits of element (0, 0), the smallest number that is kept. */
+/* p such that T equals the bits of an element (0, j), the smallest number that is kept. */
 static void threshold_at_an_element(attention_case *c) {
     const fattn_rng rng = c->params.rng;
-    const fattni_block block = fattni_philox(rng.seed, fattni_dropout_counter(rng.stream, 0, 0, 0, 0));
-    c->params.dropout_p = (float)fattni_lane16(block, fattni_dropout_lane(0, 0)) / 65536;
+    uint32_t T = 0;
+    for (int64_t j = 0; T == 0 || T > FATTNI_DROP_ALL / 2; ++j) {
+        const fattni_block block = fattni_mask_philox(rng.seed, fattni_dropout_counter(rng.stream, 0, 0, 0, j));
+        T = fattni_lane16(block, fattni_dropout_lane(0, j)) % FATTNI_DROP_ALL;
+    }
+    c->params.dropout_p = (float)T / FATTNI_DROP_ALL;
 }
 
 /* The mask is a pure function of seed, stream, step, batch, head and position. */
@@ -207,13 +211,13 @@ static void threshold_at_an_element(attention_case *c) {
 const attention_spec dropout_specs[] = {
     {"plain", "one in ten", .B = 2, SMALL, .params = {.dropout_p = 0.1f, SEED}},
     {"half", "one in two", .B = 2, SMALL, .params = {.dropout_p = 0.5f, SEED}},
-    {"rarest", "p = 1/65536, the smallest", SMALL, .params = {.dropout_p = 0x1p-16f, SEED}},
-    {"most", "p = 65535/65536, the largest: all is dropped, O = 0, L is not", SMALL,
-     .params = {.dropout_p = 65535.0f / 65536.0f, SEED}},
-    {"threshold", "T equals the 16 bits of element (0, 0): it is kept", SMALL, .adjust = threshold_at_an_element,
-     .params = {SEED}},
-    {"rounds_to_rarest", "p = 0.6/65536: what counts is T = lround(65536 p)", SMALL,
-     .params = {.dropout_p = 0.6f / 65536.0f, SEED}},
+    {"rarest", "p = 1/32768, the smallest", SMALL, .params = {.dropout_p = 0x1p-15f, SEED}},
+    {"most", "p = 32767/32768, the largest: all is dropped, O = 0, L is not", SMALL,
+     .params = {.dropout_p = 32767.0f / 32768.0f, SEED}},
+    {"threshold", "T equals the bits of an element of the first row: it is kept", SMALL,
+     .adjust = threshold_at_an_element, .params = {SEED}},
+    {"rounds_to_rarest", "p = 0.6/32768: what counts is T = lround(32768 p)", SMALL,
+     .params = {.dropout_p = 0.6f / 32768.0f, SEED}},
     {"causal", "masked and dropped", .Sq = 19, .Sk = 23, .D = 2,
      .params = {.flags = FATTN_CAUSAL, .dropout_p = 0.25f, SEED}},
     {"patches", "several 16 x 16 patches of the mask, ragged", .Hq = 1, .Sq = 50, .Sk = 70, .D = 2,

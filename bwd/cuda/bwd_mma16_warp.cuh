@@ -227,7 +227,7 @@ DEVICE void store_probabilities(uint32_t p_tile, const float p[KEY_TILES][ROW_TI
 #pragma unroll
         for (int n = 0; n < ROW_TILES; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) kept[k][n][e] = keep[k][n / 8] >> (4 * (n % 8) + e) & 1 ? p[k][n][e] : 0.0f;
+            for (int e = 0; e < 4; ++e) kept[k][n][e] = is_kept(keep[k], 1, n, e) ? p[k][n][e] : 0.0f;
     }
     store_transposed(p_tile, kept, w->key0, w->row0);
 }
@@ -246,7 +246,7 @@ DEVICE void score_gradients(float ds[KEY_TILES][ROW_TILES][4], const float p[KEY
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float dp = ds[k][n][e];
-                if (GENERAL && a->drop_T) dp = keep[k][n / 8] >> (4 * (n % 8) + e) & 1 ? dp * a->keep_scale : 0.0f;
+                if (GENERAL && a->drop_T) dp = is_kept(keep[k], 1, n, e) ? dp * a->keep_scale : 0.0f;
                 ds[k][n][e] = p[k][n][e] * (dp - (e & 1 ? base.y : base.x));
             }
     }

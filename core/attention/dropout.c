@@ -21,13 +21,13 @@ static void store_block(const rectangle *r, fattni_block block, int64_t i, int64
         for (int n = 0; n < 4; ++n) {
             const int64_t x = j + across[n];
             if (x < r->j0 || x >= r->j1) continue;
-            line[(x - r->j0) * r->column] = fattni_lane16(block, fattni_dropout_lane(y, x)) >= T;
+            line[(x - r->j0) * r->column] = (uint8_t)fattni_keeps(fattni_lane16(block, fattni_dropout_lane(y, x)), T);
         }
     }
 }
 
 static fattni_block block_of(const fattni_problem *p, uint32_t plane, uint32_t step, int64_t i, int64_t j) {
-    return fattni_philox(p->rng.seed, fattni_dropout_counter(p->rng.stream, step, plane, i, j));
+    return fattni_mask_philox(p->rng.seed, fattni_dropout_counter(p->rng.stream, step, plane, i, j));
 }
 
 void fattni_dropout_rows(const fattni_problem *p, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t Sk,

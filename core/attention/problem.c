@@ -3,6 +3,7 @@
 
 #include "core/attention/o_rest.h"
 #include "core/fp8/fp8.h"
+#include "core/tensor/philox.h"
 #include "core/tensor/spans.h"
 
 #include <fattn/fp8.h>
@@ -91,13 +92,13 @@ static fattn_status take_params(fattn_ctx *ctx, const fattn_attention_params *p,
     if (!(p->dropout_p >= 0 && p->dropout_p < 1))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "dropout_p: %g is not in [0, 1)", (double)p->dropout_p);
     if (p->dropout_p > 0) {
-        const long T = lround(65536.0 * (double)p->dropout_p);
-        if (T < 1 || T > 65535)
-            return fattn_ctx_fail(ctx, FATTN_E_ARG, "dropout_p: %g rounds to %ld/65536, which is outside 1..65535",
-                                  (double)p->dropout_p, T);
+        const long T = lround(FATTNI_DROP_ALL * (double)p->dropout_p);
+        if (T < 1 || T >= FATTNI_DROP_ALL)
+            return fattn_ctx_fail(ctx, FATTN_E_ARG, "dropout_p: %g rounds to %ld/%d, which is outside 1..%d",
+                                  (double)p->dropout_p, T, FATTNI_DROP_ALL, FATTNI_DROP_ALL - 1);
         out->drop_T = (uint32_t)T;
     }
-    out->keep_scale = 65536.0 / (65536.0 - (double)out->drop_T);
+    out->keep_scale = FATTNI_DROP_ALL / (double)(FATTNI_DROP_ALL - out->drop_T);
     if (p->q_pos0 < 0 || p->k_pos0 < 0 || p->q_pos0 > MAX_POSITION || p->k_pos0 > MAX_POSITION)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "q_pos0 %lld, k_pos0 %lld: not in 0..2^29", (long long)p->q_pos0,
                               (long long)p->k_pos0);

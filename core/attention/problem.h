@@ -41,7 +41,7 @@ typedef struct fattni_problem {
     int64_t window_left, window_right; /* FATTNI_UNBOUNDED without */
     double unified_max;                /* FATTN_UNIFIED_MAX; never in flags of a backward call */
     uint32_t drop_T;                   /* 0 = no dropout */
-    double keep_scale;                 /* 65536 / (65536 - T) */
+    double keep_scale;                 /* 32768 / (32768 - T) */
     fattn_rng rng;
     int64_t rng_batch0, rng_head0, rng_heads;
     fattni_array q, k, v, o, lse, bias, alibi, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k, rng_step;

@@ -48,8 +48,8 @@ void fattni_adjust(const fattni_score_tile *at, void *scratch, void *s, void *de
 
 /* mask[key][row]: 0 where dropped, else `scale`, which is 1 / (1 - p) or that times a power of two. */
 void fattni_keep_mask(const fattni_score_tile *at, double scale, void *mask);
-/* 1 / (1 - p) may be 65536, which F16 does not hold: where P times it is rounded to F16, it is times 2^-e, 0.5 to 1.
-   Returns e; 0 for other products. */
+/* 1 / (1 - p) may be 32768, and F16 holds 65504 at most: where P times it is rounded to F16, it is times 2^-e, 0.5 to
+   1. Returns e; 0 for other products. */
 int fattni_keep_exponent(const fattni_problem *p, const fattni_cpu_kernels *k);
 
 #endif

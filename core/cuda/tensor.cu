@@ -137,12 +137,12 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     const int64_t j = (patch % a.patches_k + a.k_pos0 / 16) * 16 + lane % 4 * 2;
     const uint32_t number = a.plane0 + (uint32_t)b * a.plane_heads + (uint32_t)h;
     const uint32_t step = a.step ? (uint32_t)*a.step : 0u;
-    const fattni_block r = fattni_philox(a.seed, fattni_dropout_counter(a.stream, step, number, i, j));
+    const fattni_block r = fattni_mask_philox(a.seed, fattni_dropout_counter(a.stream, step, number, i, j));
     for (int e = 0; e < 8; ++e) {
         const int64_t y = i + (e & 2) * 4, x = j + (e & 1) + (e & 4) * 2;
         const int64_t row = y - a.q_pos0, column = x - a.k_pos0;
         if (row < 0 || row >= a.rows || column < 0 || column >= a.columns) continue;
         a.keep[b * a.stride[0] + h * a.stride[1] + row * a.stride[2] + column * a.stride[3]] =
-            fattni_lane16(r, fattni_dropout_lane(y, x)) >= a.T;
+            fattni_keeps(fattni_lane16(r, fattni_dropout_lane(y, x)), a.T);
     }
 }

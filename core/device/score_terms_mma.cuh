@@ -9,6 +9,7 @@
 
 #include "core/device/dropout.cuh"
 #include "core/device/half_types.cuh"
+#include "core/ptx/permute.h"
 
 DEVICE int row_of(int transposed, int i, int n, int e) {
     return transposed ? i + 8 * n + (e & 1) : i + (e >= 2 ? 8 : 0);
@@ -160,42 +161,51 @@ DEVICE void general_scores(float (*x)[4], float (*tanhs)[4], int tiles, int tran
     add_terms(x, tiles, transposed, a, s, slope, b, h, i, j);
 }
 
-/* Keep bits from the low or from the high halves of a Philox block's words: word k gives bit 2 k in S, and bit 0, 4, 2
-   or 6 in S^T, times `unit`. */
-DEVICE uint32_t kept_halves(fattni_block r, int high, int transposed, uint32_t T, uint32_t unit) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-        if ((high ? r.w[k] : r.w[k] << 16) >= T << 16) bits |= unit << (transposed ? (k & 1) * 4 + (k & 2) : 2 * k);
-    return bits;
+/* Where keep_tiles has the bit of element e of tile n, in keep[n / 8]: those of low lanes in the lower half, and of
+   high lanes, which are the elements with odd e, in the upper one. */
+DEVICE int keep_bit(int transposed, int n, int e) {
+    const int word = transposed ? n % 2 + e / 2 * 2 : n % 2 * 2 + e / 2;
+    return n % 8 / 2 * 4 + word + e % 2 * 16;
+}
+DEVICE int is_kept(const uint32_t *keep, int transposed, int n, int e) {
+    return keep[n / 8] >> keep_bit(transposed, n, e) & 1;
+}
+/* Elements 2 half and 2 half + 1 of tile n as a mask for two 16-bit numbers. */
+DEVICE uint32_t keep_mask(const uint32_t *keep, int transposed, int n, int half) {
+    const int bit = keep_bit(transposed, n, 2 * half);                          /* and 16 more */
+    return permute(keep[n / 8] << (7 - bit % 8), 0, bit < 8 ? 0xaa88 : 0xbb99); /* signs of bytes 0 and 2, or 1 and 3 */
 }
 
-/* Keep bits of `tiles` neighbouring tiles: the elements of tile n are bits 4 (n % 8) and on of keep[n / 8]. Where their
-   number is even and the tile's corner lies at a multiple of 16 in the whole sequence, a Philox block covers rows
-   {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight elements; in S^T two blocks hold the elements
-   of two lanes, whose keys are neighbours, and each lane computes one. Elsewhere a block is computed for each
-   element. All lanes of the warp take part. */
+/* Keep bits of `tiles` neighbouring tiles. Where their number is even and the tile's corner lies at a multiple of 16 in
+   the whole sequence, a Philox block covers rows {r, r+8} by columns {c, c+1, c+8, c+9}. In S these are a lane's eight
+   elements; in S^T two blocks hold the elements of two lanes, whose keys are neighbours, and each lane computes one.
+   Elsewhere a block is computed for each element. All lanes of the warp take part. */
 DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a, const dropout_plane *plane,
                        int transposed, int i, int j) {
     if (tiles % 2 == 0 && ((a->q_pos0 | a->k_pos0) & 15) == 0) { /* a block decides two tiles, from multiples of 16 */
         const int odd = transposed ? j & 1 : 0;
+        const keep_rule rule = keep_rule_of(a->drop_T);
+        const fattni_block first = dropout_counter(plane, (int64_t)a->q_pos0 + i + odd, (int64_t)a->k_pos0 + j);
 #pragma unroll
         for (int word = 0; word < (tiles + 7) / 8; ++word) {
-            uint32_t low = 0, high = 0;
+            uint32_t bits = 0;
 #pragma unroll 1 /* there are registers for two blocks at a time, not for four */
-            for (int n = 8 * word; n < min(tiles, 8 * word + 8); n += 4)
+            for (int n = 8 * word; n < min(tiles, 8 * word + 8); n += 4) {
+                uint32_t eight = 0;
 #pragma unroll
                 for (int m = 0; m < min(tiles, 4); m += 2) {
-                    const fattni_block r =
-                        dropout_block(plane, (int64_t)a->q_pos0 + row_of(transposed, i, n + m, 0) + odd,
-                                      (int64_t)a->k_pos0 + column_of(transposed, j, n + m, 0));
-                    low |= kept_halves(r, 0, transposed, a->drop_T, 1u << 4 * m) << 4 * (n % 8);
-                    high |= kept_halves(r, 1, transposed, a->drop_T, 1u << 4 * m) << 4 * (n % 8);
+                    fattni_block c = first;
+                    c.w[transposed ? 1 : 0] += (uint32_t)(n + m) * (transposed ? 4 : 2);
+                    const fattni_block r = fattni_mask_philox(plane->seed, c);
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) eight |= keep_mask_of(r.w[k], rule) & 0x00010001u << (2 * m + k);
                 }
-            keep[word] = low | high << 1;
+                bits |= eight << 2 * (n % 8);
+            }
+            keep[word] = bits;
             if (!transposed) continue;
-            const uint32_t other = __shfl_xor_sync(ALL_LANES, odd ? low : high, 4);
-            keep[word] = odd ? high << 1 | other : low | other << 1;
+            const uint32_t other = __shfl_xor_sync(ALL_LANES, odd ? bits : bits >> 16, 4); /* of the other row */
+            keep[word] = odd ? __byte_perm(other, bits, 0x7610) : __byte_perm(bits, other, 0x5410);
         }
         return;
     }
@@ -203,10 +213,12 @@ DEVICE void keep_tiles(uint32_t *keep, int tiles, const fattni_attention_args *a
     for (int word = 0; word < (tiles + 7) / 8; ++word) {
         keep[word] = 0;
 #pragma unroll 1
-        for (int e = 0; e < 4 * min(8, tiles - 8 * word); ++e)
-            keep[word] |= (uint32_t)keep_at(a, plane, row_of(transposed, i, 8 * word + e / 4, e % 4),
-                                            column_of(transposed, j, 8 * word + e / 4, e % 4))
-                          << e;
+        for (int e = 0; e < 4 * min(8, tiles - 8 * word); ++e) {
+            const int n = 8 * word + e / 4;
+            keep[word] |=
+                (uint32_t)keep_at(a, plane, row_of(transposed, i, n, e % 4), column_of(transposed, j, n, e % 4))
+                << keep_bit(transposed, n, e % 4);
+        }
     }
 }
 

@@ -1,8 +1,10 @@
-/* The dropout mask: a pure function of (seed, stream, step, b*Hq+h, i, j), never of tile, thread or
-   backend. Philox4x32-10 (Salmon et al. 2011), through Random123 on the host, cuRAND on the device.
+/* Philox4x32 (Salmon et al. 2011): with ten rounds for random numbers, through Random123 on the host, cuRAND on the
+   device; with seven for dropout masks, where it is a third of attention's time. Seven are the fewest that pass
+   BigCrush (table 2 of the paper), and what FlashAttention takes. cuRAND's function has ten; the rounds are its.
 
-   One block of four words covers rows {r, r+8} by columns {c, c+1, c+8, c+9} of a 16 x 16 patch: the
-   elements that one thread holds in two neighbouring accumulator tiles of mma.m16n8 or wgmma. */
+   The dropout mask is a pure function of (seed, stream, step, b*Hq+h, i, j), never of tile, thread or backend. One
+   block of four words covers rows {r, r+8} by columns {c, c+1, c+8, c+9} of a 16 x 16 patch: the elements that one
+   thread holds in two neighbouring accumulator tiles of mma.m16n8 or wgmma. */
 #ifndef FATTNI_CORE_TENSOR_PHILOX_H
 #define FATTNI_CORE_TENSOR_PHILOX_H
 
@@ -19,6 +21,8 @@ typedef struct fattni_block {
     uint32_t w[4];
 } fattni_block;
 
+enum { FATTNI_MASK_ROUNDS = 7 };
+
 #ifdef __CUDACC__
 static __device__ inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
     const uint4 c = make_uint4(counter.w[0], counter.w[1], counter.w[2], counter.w[3]);
@@ -27,14 +31,30 @@ static __device__ inline fattni_block fattni_philox(uint64_t seed, fattni_block 
     const fattni_block out = {{r.x, r.y, r.z, r.w}};
     return out;
 }
+QUALIFIERS fattni_block fattni_mask_philox(uint64_t seed, fattni_block counter) {
+    uint4 c = make_uint4(counter.w[0], counter.w[1], counter.w[2], counter.w[3]);
+    uint2 key = make_uint2((uint32_t)seed, (uint32_t)(seed >> 32));
+    for (int round = 0; round < FATTNI_MASK_ROUNDS; ++round) {
+        c = _philox4x32round(c, key);
+        key.x += PHILOX_W32_0, key.y += PHILOX_W32_1;
+    }
+    const fattni_block out = {{c.x, c.y, c.z, c.w}};
+    return out;
+}
 #define FATTNI_RANDOM static __device__ inline
 #else
-static inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
+static inline fattni_block fattni_random123(int rounds, uint64_t seed, fattni_block counter) {
     const philox4x32_ctr_t c = {{counter.w[0], counter.w[1], counter.w[2], counter.w[3]}};
     const philox4x32_key_t key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
-    const philox4x32_ctr_t r = philox4x32_R(10, c, key);
+    const philox4x32_ctr_t r = philox4x32_R((unsigned)rounds, c, key);
     const fattni_block out = {{r.v[0], r.v[1], r.v[2], r.v[3]}};
     return out;
+}
+static inline fattni_block fattni_philox(uint64_t seed, fattni_block counter) {
+    return fattni_random123(10, seed, counter);
+}
+static inline fattni_block fattni_mask_philox(uint64_t seed, fattni_block counter) {
+    return fattni_random123(FATTNI_MASK_ROUNDS, seed, counter);
 }
 #define FATTNI_RANDOM static inline
 #endif
@@ -71,11 +91,20 @@ FATTNI_INLINE fattni_block fattni_element_counter(uint32_t stream, uint32_t step
     return c;
 }
 
-/* One element, at the cost of a whole block: for reference code and edges. T = lround(65536 p). */
+/* p takes effect as T / FATTNI_DROP_ALL, T = lround(FATTNI_DROP_ALL p), 1 to FATTNI_DROP_ALL - 1. Whether a lane's
+   element is kept: its low 15 bits decide. GPUs compare two lanes in one instruction, as F16, so that they are compared
+   with FATTNI_DROP_ALL / 2 at most. */
+enum { FATTNI_DROP_ALL = 32768 };
+FATTNI_INLINE int fattni_keeps(uint32_t lane, uint32_t T) {
+    const uint32_t bits = lane & (FATTNI_DROP_ALL - 1);
+    return T <= FATTNI_DROP_ALL / 2 ? bits >= T : bits < FATTNI_DROP_ALL - T;
+}
+
+/* One element, at the cost of a whole block: for reference code and edges. */
 FATTNI_RANDOM int fattni_keep(uint64_t seed, uint32_t stream, uint32_t step, uint32_t bh, int64_t i, int64_t j,
                               uint32_t T) {
-    const fattni_block r = fattni_philox(seed, fattni_dropout_counter(stream, step, bh, i, j));
-    return fattni_lane16(r, fattni_dropout_lane(i, j)) >= T;
+    const fattni_block r = fattni_mask_philox(seed, fattni_dropout_counter(stream, step, bh, i, j));
+    return fattni_keeps(fattni_lane16(r, fattni_dropout_lane(i, j)), T);
 }
 
 #endif

@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                 for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        if (!(keep[n / 8] >> (4 * (n % 8) + e) & 1)) p[r][n][e] = 0.0f;
+                        if (!is_kept(keep, 0, n, e)) p[r][n][e] = 0.0f;
             }
         }
         accumulate(o, p, v_lane);

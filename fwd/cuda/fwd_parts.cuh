@@ -406,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS) K_NAME(const __gri
                 for (int c = 0; c < KEY_TILES; ++c)
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        if (!(keep[c / 8] >> (4 * (c % 8) + e) & 1)) p[c][e] = 0.0f;
+                        if (!is_kept(keep, 0, c, e)) p[c][e] = 0.0f;
             }
             uint32_t p_rows[KEY_TILES / 2][4];
             to_fragments(p_rows, p, KEY_TILES / 2);

@@ -56,8 +56,8 @@ typedef struct fattn_attention_params {
     int32_t algorithm;                  /* fattn_algorithm */
     float scale;                        /* 0 = 1/sqrt(D), else finite and > 0 */
     float softcap;                      /* 0 = off; else t = cap*tanh(x/cap) */
-    float dropout_p;                    /* probability of dropping; takes effect as T/65536 with
-                                           T = lround(65536 p), 1 <= T <= 65535 */
+    float dropout_p;                    /* probability of dropping; takes effect as T/32768 with
+                                           T = lround(32768 p), 1 <= T <= 32767 */
     int32_t window_left, window_right;  /* read only with FATTN_WINDOW */
     int64_t max_seqlen_q, max_seqlen_k; /* packed batches: upper bounds below 2^31, known to the
                                            host */
@@ -169,7 +169,8 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_bwd(fattn_ctx *ctx, const f
                                                          const fattn_attention_io *io);
 
 /* keep[b,h,i,j], U8 [B,Hq,Sq,Sk] (packed: [Nseq,Hq,max_q,max_k]): the dropout bits that fwd and bwd
-   use for these params and shapes, 1 = kept, any strides but 0; other masks are not applied. io: as for forward, no
+   use for these params and shapes, 1 = kept, any strides but 0; other masks are not applied. They are of Philox4x32
+   with seven rounds (Salmon et al. 2011), a function of seed, stream, step, b, h, i and j. io: as for forward, no
    element is read but rng_step. N x N bytes: meant for tests. Errors: those of forward's arguments, and DTYPE, SHAPE,
    DEVICE for keep. */
 FATTN_API FATTN_CHECKED fattn_status fattn_dropout_mask(fattn_ctx *ctx, const fattn_attention_params *p,

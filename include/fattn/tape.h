@@ -97,8 +97,8 @@ FATTN_API fattn_var fattn_op_mean(fattn_tape *t, fattn_var x, const int *dims, i
 /* exp(x - max) / sum of exp(x - max) over the last dimension, whose elements must be contiguous. A row of only
    -infinity becomes 0; a NaN or +infinity makes its row NaN. */
 FATTN_API fattn_var fattn_op_softmax(fattn_tape *t, fattn_var x);
-/* Training dropout (Srivastava et al. 2014): x 65536/(65536 - T), T = round(65536 p), or 0 with probability T/65536.
-   p 0 is a view of x; ARG unless p is 0 or T is in 1..65535. The mask is a function of rng, step and the element's
+/* Training dropout (Srivastava et al. 2014): x 32768/(32768 - T), T = round(32768 p), or 0 with probability T/32768.
+   p 0 is a view of x; ARG unless p is 0 or T is in 1..32767. The mask is a function of rng, step and the element's
    number, the same on every device and in backward. rng.stream is the call site. step: an I32 scalar, or {0} for 0;
    read when the op runs, so that a captured graph draws new masks once it has changed. */
 FATTN_API fattn_var fattn_op_dropout(fattn_tape *t, fattn_var x, float p, fattn_rng rng, fattn_var step);

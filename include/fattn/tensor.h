@@ -24,7 +24,8 @@ typedef struct fattn_tensor {
     int32_t ndim, dtype, device, device_id;
 } fattn_tensor;
 
-/* A position in the Philox4x32-10 sequence: same seed and stream, same numbers, on every backend. */
+/* A position in the Philox4x32 sequence (Salmon et al. 2011): same seed and stream, same numbers, on every backend. Ten
+   rounds, but seven for dropout masks. */
 typedef struct fattn_rng {
     uint64_t seed;
     uint32_t stream;

@@ -33,7 +33,7 @@ Test(dropout, mask_is_philox_of_the_position) {
     for (int n = 0; n < CASES; ++n) {
         attention *const a = attention_new(ctx, &cases[n]);
         const fattn_attention_params *p = &a->params;
-        const uint32_t T = (uint32_t)lround(65536 * (double)p->dropout_p);
+        const uint32_t T = (uint32_t)lround(32768 * (double)p->dropout_p);
         const int64_t heads = p->rng_heads ? p->rng_heads : a->c.Hq;
         fattn_tensor keep;
         make_mask(a, &keep);
@@ -111,9 +111,9 @@ Test(dropout, forward_and_backward_use_the_mask) {
     for (int32_t algorithm = 0; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) check_bits(LIBRARY, algorithm);
 }
 
-/* The number kept is binomial; p takes effect as T/65536. */
+/* The number kept is binomial; p takes effect as T/32768. */
 Test(dropout, keep_rate) {
-    static const float rates[] = {0x1p-16f, 0.001f, 0.1f, 0.5f, 0.9f, 65535.0f / 65536};
+    static const float rates[] = {0x1p-15f, 0.001f, 0.1f, 0.5f, 0.9f, 32767.0f / 32768};
     fattn_ctx *const ctx = attention_context(1);
     for (int n = 0; n < 6; ++n) {
         const attention_case c = {"rate", .B = 2, .Hq = 4, .Sq = 256, .Sk = 256, .D = 1, .dropout_p = rates[n]};
@@ -121,7 +121,7 @@ Test(dropout, keep_rate) {
         fattn_tensor keep;
         make_mask(a, &keep);
         const double count = (double)fattn_tensor_numel(&keep);
-        const double p = 1 - round(65536 * (double)rates[n]) / 65536;
+        const double p = 1 - round(32768 * (double)rates[n]) / 32768;
         double kept = 0;
         for (int64_t e = 0; e < fattn_tensor_numel(&keep); ++e) kept += ((const uint8_t *)keep.data)[e];
         cr_assert_leq(fabs(kept - count * p), 5 * sqrt(count * p * (1 - p)), "%g: %g of %g kept", (double)rates[n],

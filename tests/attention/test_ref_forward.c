@@ -64,12 +64,12 @@ static double kept(const attention *a, int64_t b, int64_t h, int64_t i, int64_t 
     const attention_case *c = &a->c;
     if (c->dropout_p == 0) return 1;
     const fattn_attention_params *p = &a->params;
-    const uint32_t T = (uint32_t)lround(65536 * (double)c->dropout_p);
+    const uint32_t T = (uint32_t)lround(32768 * (double)c->dropout_p);
     const int64_t heads = p->rng_heads ? p->rng_heads : c->Hq;
     const uint32_t plane = (uint32_t)((b + p->rng_batch0) * heads + h + p->rng_head0);
     const uint32_t step = c->rng_step ? (uint32_t)integer(a, T_RNG_STEP, 0) : 0;
     const int keep = fattni_keep(p->rng.seed, p->rng.stream, step, plane, i + c->q_pos0, j + c->k_pos0, T);
-    return keep ? 65536 / (65536 - (double)T) : 0;
+    return keep ? 32768 / (32768 - (double)T) : 0;
 }
 
 static double sum_or_log(double sum) { return sum > 0 ? log(sum) : -INFINITY; }

@@ -1,5 +1,5 @@
-/* cuRAND's Philox4x32-10 and the dropout mask of core/tensor/philox.h against Random123.
-   argv[1]: "host" = cuRAND's functions compiled for the host, "device" = on the GPU. */
+/* cuRAND's Philox4x32-10, its rounds as core/tensor/philox.h takes them for masks, and the dropout mask against
+   Random123. argv[1]: "host" = these functions compiled for the host, "device" = on the GPU. */
 #define QUALIFIERS static inline __host__ __device__ /* cuRAND's own hook */
 #include <curand_kernel.h>
 
@@ -22,6 +22,7 @@ typedef struct one {
 
 typedef struct result {
     uint32_t block[4];    /* curand_Philox4x32_10 */
+    uint32_t mask[4];     /* fattni_mask_philox */
     uint32_t sequence[4]; /* curand_init, curand4 */
     uint32_t keep, reserved;
 } result;
@@ -33,12 +34,12 @@ static one make_case(uint32_t n) {
     one c = {};
     c.seed = (uint64_t)a.w[0] << 32 | a.w[1];
     c.i = a.w[2] >> 1, c.j = a.w[3] >> 1;
-    c.stream = b.w[0], c.step = b.w[1], c.plane = b.w[2], c.threshold = b.w[3] & 0xffff;
+    c.stream = b.w[0], c.step = b.w[1], c.plane = b.w[2], c.threshold = 1 + b.w[3] % (FATTNI_DROP_ALL - 1);
     c.counter = fattni_dropout_counter(c.stream, c.step, c.plane, c.i, c.j);
     return c;
 }
 
-static __host__ __device__ void ask_curand(const one *c, uint32_t *block, uint32_t *sequence) {
+static __host__ __device__ void ask_curand(const one *c, result *r) {
     const uint4 counter = {c->counter.w[0], c->counter.w[1], c->counter.w[2], c->counter.w[3]};
     const uint2 key = {(uint32_t)c->seed, (uint32_t)(c->seed >> 32)};
     const uint4 x = curand_Philox4x32_10(counter, key);
@@ -46,15 +47,17 @@ static __host__ __device__ void ask_curand(const one *c, uint32_t *block, uint32
     curand_init(c->seed, (unsigned long long)counter.w << 32 | counter.z,
                 4 * ((unsigned long long)counter.y << 32 | counter.x), &state);
     const uint4 y = curand4(&state);
-    block[0] = x.x, block[1] = x.y, block[2] = x.z, block[3] = x.w;
-    sequence[0] = y.x, sequence[1] = y.y, sequence[2] = y.z, sequence[3] = y.w;
+    r->block[0] = x.x, r->block[1] = x.y, r->block[2] = x.z, r->block[3] = x.w;
+    r->sequence[0] = y.x, r->sequence[1] = y.y, r->sequence[2] = y.z, r->sequence[3] = y.w;
+    const fattni_block z = fattni_mask_philox(c->seed, c->counter);
+    for (int n = 0; n < 4; ++n) r->mask[n] = z.w[n];
 }
 
 __global__ void compute_cases(const one *cases, result *results, int count) {
     const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= count) return;
     const one c = cases[n];
-    ask_curand(&c, results[n].block, results[n].sequence);
+    ask_curand(&c, &results[n]);
     results[n].keep = (uint32_t)fattni_keep(c.seed, c.stream, c.step, c.plane, c.i, c.j, c.threshold);
 }
 
@@ -62,11 +65,12 @@ static int check(const one *cases, const result *results, bool with_keep) {
     int wrong = 0, kept = 0;
     for (int n = 0; n < COUNT; ++n) {
         const one *const c = &cases[n];
-        const fattni_block want = philox_host(c->seed, c->counter);
-        const uint32_t draw = fattni_lane16(want, fattni_dropout_lane(c->i, c->j));
+        const fattni_block want = philox_host(c->seed, c->counter), mask = mask_philox_host(c->seed, c->counter);
+        const uint32_t draw = fattni_lane16(mask, fattni_dropout_lane(c->i, c->j));
         wrong += memcmp(results[n].block, want.w, sizeof want.w) != 0;
         wrong += memcmp(results[n].sequence, want.w, sizeof want.w) != 0;
-        if (with_keep) wrong += results[n].keep != (draw >= c->threshold);
+        wrong += memcmp(results[n].mask, mask.w, sizeof mask.w) != 0;
+        if (with_keep) wrong += results[n].keep != (uint32_t)fattni_keeps(draw, c->threshold);
         kept += (int)results[n].keep;
     }
     printf("%d cases, %d results differ from Random123", COUNT, wrong);
@@ -104,7 +108,7 @@ int main(int argc, char **argv) {
     if (!cases || !results) return 1;
     for (uint32_t n = 0; n < COUNT; ++n) cases[n] = make_case(n);
     if (!device)
-        for (int n = 0; n < COUNT; ++n) ask_curand(&cases[n], results[n].block, results[n].sequence);
+        for (int n = 0; n < COUNT; ++n) ask_curand(&cases[n], &results[n]);
     const int failed = device ? on_the_device(cases, results) : check(cases, results, false);
     free(cases);
     free(results);

@@ -3,3 +3,4 @@
 #include "philox_host.h"
 
 fattni_block philox_host(uint64_t seed, fattni_block counter) { return fattni_philox(seed, counter); }
+fattni_block mask_philox_host(uint64_t seed, fattni_block counter) { return fattni_mask_philox(seed, counter); }

@@ -3,11 +3,14 @@
 
 #include "core/tensor/philox.h"
 
-/* core/tensor/philox.h as the CPU uses it: Random123. */
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    fattni_block
-    philox_host(uint64_t seed, fattni_block counter);
+/* core/tensor/philox.h as the CPU uses it: Random123. */
+fattni_block philox_host(uint64_t seed, fattni_block counter);
+fattni_block mask_philox_host(uint64_t seed, fattni_block counter);
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -23,11 +23,12 @@ static fattn_var dropout(fattn_tape *t, const fattn_var *in) {
 static bool keeps(int64_t e, int32_t step) {
     const fattni_block counter = {
         {(uint32_t)(e / 8), (uint32_t)(e / 8 >> 32), UINT32_MAX, now.rng.stream + 0x9E3779B1u * (uint32_t)step}};
-    const uint32_t word = fattni_philox(now.rng.seed, counter).w[e / 2 % 4];
-    return (word >> (16 * (e % 2)) & 0xffff) >= (uint32_t)lround(65536 * (double)now.p);
+    const uint32_t word = fattni_mask_philox(now.rng.seed, counter).w[e / 2 % 4];
+    const long bits = word >> (16 * (e % 2)) & 0x7fff, T = lround(32768 * (double)now.p);
+    return T <= 16384 ? bits >= T : bits < 32768 - T;
 }
 
-static double scale(void) { return 65536 / (65536 - round(65536 * (double)now.p)); }
+static double scale(void) { return 32768 / (32768 - round(32768 * (double)now.p)); }
 
 static void reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
@@ -102,11 +103,11 @@ static double agreement(const float *a, const float *b) {
     return (double)same / N;
 }
 
-/* A share of T/65536 is dropped, within 5 deviations of N draws; kept elements are scaled by one number. */
+/* A share of T/32768 is dropped, within 5 deviations of N draws; kept elements are scaled by one number. */
 Test(dropout_masks, rates) {
     static const float rates[] = {0.1f, 0.5f, 0.9f};
     for (int n = 0; n < 3; ++n) {
-        const double p = round(65536 * (double)rates[n]) / 65536;
+        const double p = round(32768 * (double)rates[n]) / 32768;
         float *const y = masked(rates[n], (fattn_rng){.seed = 3}, NULL);
         int64_t dropped = 0;
         for (int e = 0; e < N; ++e) {
@@ -183,8 +184,8 @@ Test(dropout, errors) {
         {all, FATTN_E_ARG, "dropout: p is 1, not in [0, 1)", 1, {{FATTN_F32, 1, {4}}}},
         {below, FATTN_E_ARG, "dropout: p is -0.1", 1, {{FATTN_F32, 1, {4}}}},
         {not_a_number, FATTN_E_ARG, "dropout: p is nan", 1, {{FATTN_F32, 1, {4}}}},
-        {nearly_none, FATTN_E_ARG, "rounds to 0/65536", 1, {{FATTN_F32, 1, {4}}}},
-        {nearly_all, FATTN_E_ARG, "rounds to 65536/65536", 1, {{FATTN_F32, 1, {4}}}},
+        {nearly_none, FATTN_E_ARG, "rounds to 0/32768", 1, {{FATTN_F32, 1, {4}}}},
+        {nearly_all, FATTN_E_ARG, "rounds to 32768/32768", 1, {{FATTN_F32, 1, {4}}}},
         {half, FATTN_E_DTYPE, "dropout: x is i32", 1, {{FATTN_I32, 1, {4}}}},
         {half, FATTN_E_ARG, "dropout: x is absent", 1, {{0}}},
         {stepped, FATTN_E_DTYPE, "dropout: step is f32, not i32", 2, {{FATTN_F32, 1, {4}}, {FATTN_F32, 0, {0}}}},

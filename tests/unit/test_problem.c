@@ -152,8 +152,8 @@ Test(problem, params) {
     REJECTED(FATTN_E_ARG, "dropout_p: 1 is not in [0, 1)", c.p.dropout_p = 1);
     REJECTED(FATTN_E_ARG, "dropout_p: -0.1", c.p.dropout_p = -0.1f);
     REJECTED(FATTN_E_ARG, "dropout_p: nan", c.p.dropout_p = NAN);
-    REJECTED(FATTN_E_ARG, "1e-06 rounds to 0/65536", c.p.dropout_p = 1e-6f);
-    REJECTED(FATTN_E_ARG, "rounds to 65536/65536", c.p.dropout_p = 0.99999994f);
+    REJECTED(FATTN_E_ARG, "1e-06 rounds to 0/32768", c.p.dropout_p = 1e-6f);
+    REJECTED(FATTN_E_ARG, "rounds to 32768/32768", c.p.dropout_p = 0.99999994f);
     REJECTED(FATTN_E_ARG, "q_pos0 -1, k_pos0 0", c.p.q_pos0 = -1);
     REJECTED(FATTN_E_ARG, "q_pos0 0, k_pos0 -9", c.p.k_pos0 = -9);
     REJECTED(FATTN_E_ARG, "q_pos0 536870913, k_pos0 0: not in 0..2^29", c.p.q_pos0 = (1 << 29) + 1);
@@ -172,8 +172,8 @@ Test(problem, params_of_the_problem) {
     cr_assert(plain.keep_scale == 1 && plain.rng_heads == HQ && plain.group == HQ / HKV);
     cr_assert(plain.window_left == FATTNI_UNBOUNDED && plain.window_right == FATTNI_UNBOUNDED);
     ACCEPTED(set, FATTNI_BWD, (c.p.dropout_p = 0.1f, c.p.scale = 0.25f, c.p.softcap = 30));
-    cr_assert(set.drop_T == 6554 && set.scale == 0.25 && set.softcap == 30);
-    cr_assert_float_eq(set.keep_scale, 65536.0 / (65536 - 6554), 1e-15);
+    cr_assert(set.drop_T == 3277 && set.scale == 0.25 && set.softcap == 30);
+    cr_assert_float_eq(set.keep_scale, 32768.0 / (32768 - 3277), 1e-15);
     ACCEPTED(off, FATTNI_BWD, c.p.window_left = 3);
     cr_assert(off.window_left == FATTNI_UNBOUNDED, "read only with the flag");
     ACCEPTED(on, FATTNI_BWD, (c.p.flags = FATTN_WINDOW, c.p.window_left = 3, c.p.window_right = -1));

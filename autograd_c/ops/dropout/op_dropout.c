@@ -1,7 +1,7 @@
-/* Dropout (Srivastava et al., 2014), scaled while training: y = x 65536/(65536 - T) where an element is kept, else 0,
-   T = round(65536 p). Element e, in row-major order, is kept when lane e % 8 of Philox block e / 8 is at least T
-   (core/tensor/philox.h): the mask depends on the seed, the stream, the step and e alone. Backward: the same of dy,
-   with the mask computed again; nothing is saved. p 0: y is a view of x. */
+/* Dropout (Srivastava et al., 2014), scaled while training: y = x 32768/(32768 - T) where an element is kept, else 0,
+   T = round(32768 p). Whether element e, in row-major order, is kept says lane e % 8 of Philox block e / 8
+   (fattni_keeps, core/tensor/philox.h): the mask depends on the seed, the stream, the step and e alone. Backward: the
+   same of dy, with the mask computed again; nothing is saved. p 0: y is a view of x. */
 #include "autograd_c/ops/dropout/op_dropout.h"
 #include "autograd_c/ops/shape/part.h"
 #include "core/tensor/philox.h"
@@ -38,10 +38,10 @@ static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "dropout", "x", X));
     if (!(a->p >= 0 && a->p < 1))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "dropout: p is %g, not in [0, 1)", (double)a->p);
-    const long T = lround(65536.0 * (double)a->p);
-    if (a->p > 0 && (T < 1 || T > 65535))
-        return fattn_ctx_fail(c->ctx, FATTN_E_ARG,
-                              "dropout: p is %g, which rounds to %ld/65536, not 1 to 65535 of them", (double)a->p, T);
+    const long T = lround(FATTNI_DROP_ALL * (double)a->p);
+    if (a->p > 0 && (T < 1 || T >= FATTNI_DROP_ALL))
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "dropout: p is %g, which rounds to %ld/%d, not 1 to %d of them",
+                              (double)a->p, T, FATTNI_DROP_ALL, FATTNI_DROP_ALL - 1);
     if (!fattni_absent(&c->in[STEP])) {
         FATTNI_TRY(fattni_check_i32(c, "dropout", "step", STEP));
         if (c->in[STEP].ndim != 0)
@@ -49,7 +49,7 @@ static fattn_status infer(fattn_op_call *c) {
                                   fattni_shape_text(&c->in[STEP], text, sizeof text));
     }
     a->T = (uint32_t)T;
-    a->scale = 65536.0 / (65536.0 - (double)T);
+    a->scale = FATTNI_DROP_ALL / (double)(FATTNI_DROP_ALL - T);
     fattni_out_like(c, X);
     FATTNI_TRY(fattni_check_extents(c, "dropout"));
     if (T == 0) return fattni_part_infer(c, &c->in[X]);

@@ -233,7 +233,7 @@ DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, const cta_m
     for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int r = row + e / 2 * 8, kept = keep[0] >> (4 * n + e) & 1;
+            const int r = row + e / 2 * 8, kept = is_kept(keep, 0, n, e);
             p[n][e] = p[n][e] == -INFINITY ? 0.0f : exp2_approx((p[n][e] - of->max[r]) * LOG2E - of->log_sum[r]);
             const float dp = kept ? ds[n][e] * (a->drop_T ? a->keep_scale : 1.0f) : 0.0f;
             ds[n][e] = p[n][e] == 0.0f ? 0.0f : p[n][e] * (dp - of->delta[r]);

@@ -112,16 +112,21 @@ DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *s_or_p, float *
     const fattni_attention_args *const a = &bwd->a;
     float(*const p)[4] = (float(*)[4])s_or_p, (*const g)[4] = (float(*)[4])dp;
     const int tiles = columns / 8;
-    if (a->drop_T)
+    if (a->drop_T) {
 #pragma unroll
-        for (int n = 0; n < tiles; ++n)
+        for (int n = 0; n < tiles; ++n) {
+            const float2 d = delta[4 * n];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) g[n][e] = keep[n / 8] >> (4 * (n % 8) + e) & 1 ? g[n][e] * a->keep_scale : 0.0f;
+            for (int e = 0; e < 4; ++e)
+                g[n][e] = fmaf(is_kept(keep, 1, n, e) ? g[n][e] : 0.0f, a->keep_scale, e & 1 ? -d.y : -d.x);
+        }
+    } else {
 #pragma unroll
-    for (int n = 0; n < tiles; ++n) {
-        const float2 d = delta[4 * n];
+        for (int n = 0; n < tiles; ++n) {
+            const float2 d = delta[4 * n];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) g[n][e] -= e & 1 ? d.y : d.x;
+            for (int e = 0; e < 4; ++e) g[n][e] -= e & 1 ? d.y : d.x;
+        }
     }
     if (CAPPED) {
         apply_dcap(p, g, tiles, lse2, bwd, s, at, edge);
@@ -138,10 +143,7 @@ DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *s_or_p, float *
         }
     if (a->drop_T)
 #pragma unroll
-        for (int n = 0; n < 2 * tiles; ++n) {
-            const uint32_t bits = keep[n / 16] >> 2 * (n % 16);
-            pr[n] &= (bits & 1) * 0xffffu | (bits >> 1 & 1) * 0xffff0000u;
-        }
+        for (int n = 0; n < 2 * tiles; ++n) pr[n] &= keep_mask(keep, 1, n / 2, n % 2);
 }
 
 #endif

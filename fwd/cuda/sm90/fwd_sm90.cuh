@@ -437,6 +437,12 @@ DEVICE alibi_ramp tile_ramp(const fattni_attention_args *a, const volatile tile_
     const alibi_ramp none = {0.0f, 0};
     return GENERAL ? ramp_of(a, t->h, read_sequence(a, from, t->b).diagonal, t->i0 + consumer * 64) : none;
 }
+/* Of this thread's part of block j. */
+DEVICE dropout dropout_of_block(const fattni_attention_args *a, const volatile tile_slot *from, int j, int consumer) {
+    const tile t = read_tile(from);
+    const int thread = reload_thread_index();
+    return dropout_of(a, t.b, t.h, t.i0 + first_row(thread, consumer), j * BN + thread % 4 * 2);
+}
 
 DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memory *smem, int consumer) {
     const fattni_attention_args *const a = &p->a;
@@ -444,7 +450,8 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     const int offset = warp * 16 + lane / 4 - lane % 4 * 2; /* first row less first column of this thread */
     const int order_barrier = ORDER_BARRIER + consumer, next_order_barrier = ORDER_BARRIER + (consumer + 1) % CONSUMERS;
     const int terms = GENERAL && (a->softcap > 0 || a->bias.p || is_steep(a)), alibi = GENERAL && a->alibi.p && !terms;
-    const int fast = !GENERAL || !(a->bias.p || a->drop_T || (a->alibi.p && terms) || a->softcap > FATTNI_LARGE_CAP),
+    const int drops = GENERAL && a->drop_T > 0;
+    const int fast = !GENERAL || !(a->bias.p || (terms && (a->alibi.p || drops)) || a->softcap > FATTNI_LARGE_CAP),
               capped = fast && terms;
     const float inner = capped ? __fdividef(a->scale, a->softcap) : 0.0f;
     logit_scale linear = {BIASED || terms ? LOG2E : p->scale_log2, {0.0f, 0.0f}, 0.0f, 0.0f};
@@ -498,8 +505,11 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
         }
         const int on_fast_path = fast && j < fast_end && (!BANDS || j >= unmasked.begin);
-        if (on_fast_path && !capped) {
+        if (on_fast_path && !capped && !drops) {
             softmax(pr, s, o, &r, &linear, FAST_PATH, pipe, 0, 0, smem);
+        } else if (on_fast_path && !capped) {
+            const dropout dropping = dropout_of_block(a, slot_of(smem, n), j, consumer);
+            softmax(pr, s, o, &r, &linear, FAST_PATH, pipe, &dropping, 0, smem);
         } else if (on_fast_path && !shifted && all_within(s, largest(s), inner, CAP_LIMIT)) {
             const logit_scale cubic = capped_scale(a, inner);
             softmax(pr, s, o, &r, &cubic, CAPPED_PATH, pipe, 0, 0, smem);
@@ -527,8 +537,8 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
                 const sequence seq = read_sequence(a, slot_of(smem, n), current.b);
                 mask(s, row + seq.lo - column, row + seq.hi - column, seq.Sk - 1 - column);
             }
-            if (GENERAL && a->drop_T) {
-                const dropout dropping = dropout_of(a, current.b, current.h, row, column);
+            if (drops) {
+                const dropout dropping = dropout_of_block(a, slot_of(smem, n), j, consumer);
                 const float high[2] = {log2_score(maximum(s, 0), &linear, 0, EXACT_PATH),
                                        log2_score(maximum(s, 1), &linear, 1, EXACT_PATH)};
                 if (any_far(&r, high)) /* not in softmax: beside random numbers there are no registers for it */

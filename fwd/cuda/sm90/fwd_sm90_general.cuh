@@ -96,23 +96,21 @@ DEVICE void find_base(logit_scale *logits, float slope, int corner, int offset) 
 typedef struct dropout {
     uint64_t seed;
     fattni_block at; /* the counter of its first 16 columns */
-    uint32_t T;
+    keep_rule rule;
 } dropout;
 DEVICE dropout dropout_of(const fattni_attention_args *a, int b, int h, int row, int column) {
     const dropout_plane plane = dropout_plane_of(a, b, h);
-    dropout d = {plane.seed, fattni_dropout_counter(0, 0, 0, (int64_t)a->q_pos0 + row, (int64_t)a->k_pos0 + column),
-                 a->drop_T};
-    d.at.w[2] = plane.w2, d.at.w[3] = plane.w3;
+    const dropout d = {plane.seed, dropout_counter(&plane, (int64_t)a->q_pos0 + row, (int64_t)a->k_pos0 + column),
+                       keep_rule_of(a->drop_T)};
     return d;
 }
 /* Dropped elements of P become 0. Row sums include them: they have been added up before. */
 DEVICE void drop(uint32_t p[BN / 4], dropout d) {
 #pragma unroll
     for (int n = 0; n < BN / 16; ++n, d.at.w[0] += 4) {
-        const fattni_block r = fattni_philox(d.seed, d.at);
+        const fattni_block r = fattni_mask_philox(d.seed, d.at);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            p[4 * n + e] &= ((r.w[e] & 0xffffu) >= d.T ? 0x0000ffffu : 0) | (r.w[e] >> 16 >= d.T ? 0xffff0000u : 0);
+        for (int e = 0; e < 4; ++e) p[4 * n + e] &= keep_mask_of(r.w[e], d.rule);
     }
 }
 

@@ -99,8 +99,8 @@ static void set_up(problem *p, const test_case *c) {
         HOPPER && FATTNI_BEGINS_WITH_L(K_VARIANT < FATTNI_VARIANT_GENERAL, CTAS, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
     a->softcap = K_VARIANT == FATTNI_VARIANT_CAPPED ? SOFTCAP : c->softcap;
     a->vector_qkv = bwd->vector_gradients = !c->odd;
-    a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
-    a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
+    a->drop_T = (uint32_t)lroundf(32768 * c->dropout);
+    a->keep_scale = 32768.0f / (float)(32768 - a->drop_T);
     bwd->dq_scale = bwd->dk_scale = a->scale, bwd->dv_scale = a->keep_scale, bwd->dbias_scale = 1;
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
     a->q = view_of(&p->q), a->k = view_of(&p->k), a->v = view_of(&p->v), a->o = view_of(&p->o),
@@ -431,6 +431,7 @@ static test_case cases[] = {
     {"alibi", 1, 2, 2, 130, 129, K_D, 0, -1, -1, 0, 1},
     {"bias", 1, 2, 1, 70, 140, K_D, 1, -1, -1, 0, 0, 1},
     {"dropout", 1, 1, 1, 150, 200, K_D - 8, 0, -1, -1, 0.3f},
+    {"most dropped, causal", 1, 2, 1, 150, 200, K_D, 1, -1, -1, 0.7f},
     {"dropout at position 5", 1, 1, 1, 70, 130, K_D, 1, -1, -1, 0.3f, 0, 0, 5},
     {"packed", 3, 1, 1, 140, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 1, 0, {140, 0, 33}, {71, 4, 150}},
     {"packed, full", 3, 1, 1, 80, 150, K_D, 0, -1, -1, 0, 0, 0, 0, 0, 1, 0, {50, 80, 33}, {71, 130, 150}},

@@ -143,8 +143,8 @@ static void set_up(problem *p, const test_case *c) {
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)c->D);
     a->softcap = c->softcap;
-    a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
-    a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
+    a->drop_T = (uint32_t)lroundf(32768 * c->dropout);
+    a->keep_scale = 32768.0f / (float)(32768 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)c->Hq;
     a->top_left = c->top_left;
     a->vector_qkv = c->D % 8 == 0 && c->Dv % 8 == 0;

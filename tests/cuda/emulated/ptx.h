@@ -21,6 +21,7 @@
 #define FATTNI_CORE_PTX_CLOCK_H
 #define FATTNI_CORE_PTX_CLUSTER_BARRIER_H
 #define FATTNI_CORE_PTX_CLUSTER_H
+#define FATTNI_CORE_PTX_COMPARE_H
 #define FATTNI_CORE_PTX_F8_H
 #define FATTNI_CORE_PTX_GLOBAL_H
 #define FATTNI_CORE_PTX_GRID_H
@@ -28,6 +29,7 @@
 #define FATTNI_CORE_PTX_LOAD_ONCE_H
 #define FATTNI_CORE_PTX_MBARRIER_H
 #define FATTNI_CORE_PTX_MMA_H
+#define FATTNI_CORE_PTX_PERMUTE_H
 #define FATTNI_CORE_PTX_RELAXED_H
 #ifdef EMULATED_SM75
 #define FATTNI_SM80 0
@@ -70,6 +72,28 @@ static inline float value_of(uint16_t bits) {
 typedef struct words {
     uint32_t x[4];
 } words;
+/* ---- compare, permute ---- */
+
+static inline uint32_t not_below_2(uint32_t x, uint32_t y) {
+    uint32_t mask = 0;
+    for (int n = 0; n < 32; n += 16) { /* bits of F16's |x| in their order; NaN are the largest */
+        const uint32_t size = x >> n & 0x7fff, than = y >> n & 0xffff;
+        if (than > 0x7c00) machine_fail("a bound that is NaN or negative");
+        if (size >= than) mask |= 0xffffu << n;
+    }
+    return mask;
+}
+
+static inline uint32_t permute(uint32_t x, uint32_t y, uint32_t selector) {
+    const uint64_t both = (uint64_t)y << 32 | x;
+    uint32_t z = 0;
+    for (int n = 0; n < 4; ++n) {
+        const uint32_t nibble = selector >> 4 * n & 15, byte = (uint32_t)(both >> 8 * (nibble & 7) & 0xff);
+        z |= (nibble < 8 ? byte : byte >> 7 ? 0xffu : 0u) << 8 * n;
+    }
+    return z;
+}
+
 static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
 
 /* ---- acquire, global, ldmatrix, mma ---- */

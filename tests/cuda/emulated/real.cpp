@@ -93,8 +93,8 @@ static void set_up(problem *p, const test_case *c) {
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->scale_f64 = a->scale = c->far ? 0.125f : 1 / sqrtf((float)c->D);
     a->softcap_f64 = a->softcap = c->softcap;
-    a->drop_T = (uint32_t)lroundf(65536 * c->dropout);
-    a->keep_scale_f64 = a->keep_scale = 65536.0f / (float)(65536 - a->drop_T);
+    a->drop_T = (uint32_t)lroundf(32768 * c->dropout);
+    a->keep_scale_f64 = a->keep_scale = 32768.0f / (float)(32768 - a->drop_T);
     a->seed = 99, a->rng_heads = (uint32_t)Hq;
     a->vector_qkv = bwd->vector_gradients = c->vectors;
     a->q = view_of(&p->q, Hq, Sq, c->D), bwd->d_o = view_of(&p->d_o, Hq, Sq, c->Dv);
