@@ -1,12 +1,12 @@
 """What a feature costs: libfattn's TFLOP/s with it over those of the plain call, in one run, interleaved.
 
     python3 bench/features.py --library build/release/lib/libfattn.so [--lengths 4096] [--dims 64 128 256]
-        [--cases bias] [--peers efficient cudnn]
+        [--cases bias dropout] [--peers flash efficient cudnn]
 
 bf16, 16384 tokens, hidden size 2048. Only pairs (row, key) that are visible count as work. `causal` rows
 are relative to the plain causal call, the others to the plain full one. A bias is [1,H,N,N] in bf16, for all sequences
-of the batch; dbias: its gradient is asked for, too. --peers: PyTorch's backends with the same bias. Needs PyTorch for
-its tensors."""
+of the batch; dbias: its gradient is asked for, too. --peers: PyTorch's backends with the same bias, or with dropout.
+Needs PyTorch for its tensors."""
 import argparse
 import statistics
 
@@ -83,20 +83,23 @@ def call_of(library, B, H, N, d, device, flags, params, tensors):
     return library.prepare(flags, params, **t, **tensors)
 
 
-BACKENDS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-def peer_calls(backend, B, H, N, d, device, tensors):
-    """Forward and backward of PyTorch's call with this bias; None where the backend refuses it."""
+def peer_calls(backend, B, H, N, d, device, flags, params, tensors):
+    """Forward and backward of PyTorch's call with this bias or dropout; None where the backend refuses it."""
     def new():
         return torch.randn(B, N, H, d, device=device, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
     inputs = [new(), new(), new()]
-    bias = tensors["bias"][:1].detach().clone().requires_grad_("d_bias" in tensors)
+    bias = tensors["bias"][:1].detach().clone().requires_grad_("d_bias" in tensors) if "bias" in tensors else None
+    mask = None if bias is None else bias.expand(B, H, N, N)
+    options = {"dropout_p": params.get("dropout_p", 0.0), "is_causal": bool(flags & peers.CAUSAL)}
     d_o = new().detach()
 
     def forward():
         with sdpa_kernel(BACKENDS[backend]):
-            return torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=bias.expand(B, H, N, N))
+            return torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=mask, **options)
     wanted = inputs + [bias] if "d_bias" in tensors else inputs
     try:
         out = forward()
@@ -119,7 +122,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--passes", nargs="*", default=["fwd", "bwd"], choices=["fwd", "bwd"])
     parser.add_argument("--cases", nargs="*", help="only these beside the plain ones, by the start of their names")
-    parser.add_argument("--peers", nargs="*", default=[], choices=list(BACKENDS), help="beside calls with a bias")
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(BACKENDS),
+                        help="beside calls with a bias or dropout")
     a = parser.parse_args()
     library = peers.Library(a.library, peers.CUDA)
     torch.manual_seed(0)
@@ -132,8 +136,8 @@ def main():
                 if a.cases is not None and base and not any(name.startswith(x) for x in a.cases):
                     continue
                 rows.append((name, base, pairs, call_of(library, B, H, N, d, "cuda", flags, params, tensors)))
-                for peer in a.peers if name in ("bias", "bias, dbias") else []:
-                    if calls := peer_calls(peer, B, H, N, d, "cuda", tensors):
+                for peer in a.peers if name in ("bias", "bias, dbias", "dropout", "dropout causal") else []:
+                    if calls := peer_calls(peer, B, H, N, d, "cuda", flags, params, tensors):
                         beside[name, peer] = calls
             for which in a.passes:
                 calls = {r[0]: getattr(r[3], which) for r in rows
