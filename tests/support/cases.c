@@ -58,6 +58,8 @@ const attention_case attention_features[] = {
     {"sink", SMALL, .sink = true},
     {"sink, rows without keys", TALL, .sink = true, .flags = FATTN_CAUSAL, .d_lse = true},
     {"dropout", SMALL, .dropout_p = 0.4f},
+    {"dropout of one in a hundred", SMALL, .dropout_p = 0.01f},
+    {"dropout of nearly all", SMALL, .dropout_p = 0.97f},
     {"dropout, positions", SMALL, .dropout_p = 0.4f, .q_pos0 = 13, .k_pos0 = 6},
     {"dropout, rng_step", SMALL, .dropout_p = 0.25f, .rng_step = true},
     {"dropout, GQA, sink", .B = 2, .Hq = 4, .Hkv = 2, .Sq = 5, .Sk = 7, .D = 3, .dropout_p = 0.3f, .sink = true},
