@@ -112,21 +112,16 @@ DEVICE void general_gradients(uint32_t *pr, uint32_t *ds, float *s_or_p, float *
     const fattni_attention_args *const a = &bwd->a;
     float(*const p)[4] = (float(*)[4])s_or_p, (*const g)[4] = (float(*)[4])dp;
     const int tiles = columns / 8;
-    if (a->drop_T) {
+    if (a->drop_T)
 #pragma unroll
-        for (int n = 0; n < tiles; ++n) {
-            const float2 d = delta[4 * n];
+        for (int n = 0; n < tiles; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                g[n][e] = fmaf(is_kept(keep, 1, n, e) ? g[n][e] : 0.0f, a->keep_scale, e & 1 ? -d.y : -d.x);
-        }
-    } else {
+            for (int e = 0; e < 4; ++e) g[n][e] = is_kept(keep, 1, n, e) ? g[n][e] : 0.0f;
 #pragma unroll
-        for (int n = 0; n < tiles; ++n) {
-            const float2 d = delta[4 * n];
+    for (int n = 0; n < tiles; ++n) {
+        const float2 d = delta[4 * n];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) g[n][e] -= e & 1 ? d.y : d.x;
-        }
+        for (int e = 0; e < 4; ++e) g[n][e] = fmaf(g[n][e], a->keep_scale, e & 1 ? -d.y : -d.x); /* 1 without dropout */
     }
     if (CAPPED) {
         apply_dcap(p, g, tiles, lse2, bwd, s, at, edge);
