@@ -1,5 +1,5 @@
 /* Philox4x32 (Salmon et al. 2011): with ten rounds for random numbers, through Random123 on the host, cuRAND on the
-   device; with seven for dropout masks, where it is a third of attention's time. Seven are the fewest that pass
+   device; with seven for dropout masks, which take up to half of attention's time. Seven are the fewest that pass
    BigCrush (table 2 of the paper), and what FlashAttention takes. cuRAND's function has ten; the rounds are its.
 
    The dropout mask is a pure function of (seed, stream, step, b*Hq+h, i, j), never of tile, thread or backend. One
