@@ -57,6 +57,9 @@ enum { FATTNI_SEARCH_WARPS = 32 };
    K - mean is exact in 16 bits for nearly all keys; a rounding of K is an error of S. */
 #define FATTNI_CENTRED 4.0f
 
+/* Most rows of a head whose dQ SHORT kernels have in shared memory (sm90/bwd_sm90_short.cuh). */
+enum { FATTNI_SHORT_KEYS = 512 };
+
 /* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL, CAUSAL or BANDED. */
 #define FATTNI_BEGINS_WITH_L(plain, cluster, BM) ((plain) && (cluster) == 1 && (BM) == 64)
 
@@ -67,9 +70,10 @@ enum { FATTNI_SEARCH_WARPS = 32 };
 typedef struct fattni_bwd_sm90_args {
     CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
     CUtensorMap bias;         /* BIASED: {column, row, head, batch}, boxes of 64 columns and a row block */
+    CUtensorMap dk, dv;       /* SHORT: boxes of 64 columns and 16 rows */
     fattni_bwd_args bwd;
     fattni_sm90_schedule schedule;
-    fattni_map_step q_step, k_step, v_step, d_o_step, bias_step;
+    fattni_map_step q_step, k_step, v_step, d_o_step, bias_step, dk_step, dv_step;
     /* FATTNI_COUNTERS for each head group, 0 at the start, where the kernel also does the work of bwd_preprocess.cu and
        bwd_postprocess.cu; else NULL: then all work items are MAINLOOP. */
     int32_t *progress;

@@ -3,7 +3,6 @@
    their work. */
 #include "bwd/cuda/bwd_cuda.h"
 #include "bwd/cuda/bwd_padded_blocks.h"
-#include "bwd/cuda/bwd_short.h"
 #include "core/cuda/sm90.h"
 
 #include <math.h>
@@ -39,9 +38,6 @@ static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy
 }
 
 static bool is_sm90(const fattni_cuda_kernel *k) { return k->arch == 90; }
-/* A CTA has all key blocks of a head, finds delta itself and accumulates dQ in shared memory. The workspace still has
-   the accumulator: the same call at other addresses takes the CAUSAL kernel. */
-static bool is_short(const fattni_cuda_kernel *k) { return k->variant == FATTNI_VARIANT_SHORT; }
 static bool is_plain(const fattni_cuda_kernel *k) { return k->variant < FATTNI_VARIANT_GENERAL; }
 /* Global counters of the Hopper kernels: next_tile, one for SEARCH, and the progress of each head group
    (bwd_sm90_scheduler.cuh). */
@@ -112,6 +108,10 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, k->BM, &x->q, &x->q_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->v, p->dtype, p->Dv, k->BN, &x->v, &x->v_step));
+    if (fattni_bwd_is_short(k)) { /* a warp stores 16 rows at a time */
+        FATTNI_TRY(fattni_sm90_map(ctx, &p->dk, p->dtype, p->D, 16, &x->dk, &x->dk_step));
+        FATTNI_TRY(fattni_sm90_map(ctx, &p->dv, p->dtype, p->Dv, 16, &x->dv, &x->dv_step));
+    }
     if (k->variant == FATTNI_VARIANT_BIASED)
         FATTNI_TRY(fattni_sm90_map(ctx, &p->bias, p->dtype, p->max_k, k->BM, &x->bias, &x->bias_step));
     return fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &x->d_o, &x->d_o_step);
@@ -144,27 +144,14 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
     x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
-    if (is_short(k))
+    if (fattni_bwd_is_short(k))
         x->items = x->schedule.planes;
     else if (rows)
         fattni_schedule_backward(x, k->cluster, ctx->gpu.sms);
     return s;
 }
 
-/* One CTA per SM takes heads, one after the other. */
-static fattn_status launch_short(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_short_args *x) {
-    return fattni_cuda_launch(ctx, k, fattni_min(x->s.items, ctx->gpu.sms), x, sizeof *x);
-}
-static fattn_status map_short(fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_short_args *x) {
-    bool entered;
-    FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
-    fattn_status s = fattni_sm90_map(ctx, &p->dk, p->dtype, p->D, 16, &x->dk, &x->dk_step);
-    if (!s) s = fattni_sm90_map(ctx, &p->dv, p->dtype, p->Dv, 16, &x->dv, &x->dv_step);
-    fattni_cuda_leave(ctx, entered);
-    return s;
-}
-
-/* Persistent: one CTA per SM takes work items. With clusters: one cluster per work item. */
+/* Persistent: one CTA per SM takes work items, or heads. With clusters: one cluster per work item. */
 static fattn_status launch_sm90(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
     const int64_t grid = k->cluster == 1 ? fattni_min(x->items, ctx->gpu.sms) : (int64_t)x->items * k->cluster;
     return fattni_cuda_launch(ctx, k, grid, x, sizeof *x);
@@ -233,23 +220,20 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const bool rows = does_rows(k, &x);
     fattni_bwd_args main = x; /* reads the copy of dO */
     if (x.d_o_copy.p) main.d_o = x.d_o_copy;
-    fattni_bwd_short_args s; /* with maps of dk and dv where k is SHORT */
+    fattni_bwd_sm90_args s;
     const fattni_cuda_kernel *const dbias = dbias_kernel_of(ctx, p, k);
     if (is_sm90(k)) /* steps that may fail come before those that write */
-        FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &l.parts, &main, (char *)p->workspace + l.counters, rows, &s.s));
-    if (is_short(k)) FATTNI_TRY(map_short(ctx, p, &s));
-    if (is_sm90(k) && s.s.most_parts > 1) {
-        s.s.part_sums = (float *)((char *)p->workspace + l.part_sums);
-        s.s.parts_stored = (int32_t *)((char *)p->workspace + l.parts_stored);
+        FATTNI_TRY(fattni_bwd_sm90_args_of(ctx, p, k, &l.parts, &main, (char *)p->workspace + l.counters, rows, &s));
+    if (is_sm90(k) && s.most_parts > 1) {
+        s.part_sums = (float *)((char *)p->workspace + l.part_sums);
+        s.parts_stored = (int32_t *)((char *)p->workspace + l.parts_stored);
     }
     FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && (!rows || p->packed)));
     if (!dbias) FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x)); /* that overwrites all of it */
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
-    FATTNI_TRY(is_short(k)  ? launch_short(ctx, k, &s)
-               : is_sm90(k) ? launch_sm90(ctx, k, &s.s)
-                            : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
+    FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
-    if (dbias) FATTNI_TRY(launch_dbias(ctx, dbias, &s.s));
+    if (dbias) FATTNI_TRY(launch_dbias(ctx, dbias, &s));
     FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &main));
     return fattni_bwd_cuda_sink(ctx, p, &x);
 }

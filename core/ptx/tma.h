@@ -23,6 +23,26 @@ static __device__ __forceinline__ void tma_store(const CUtensorMap *map, uint32_
                  "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
+/* The same for what nothing reads or writes again: it leaves L2 before other data does. */
+static __device__ __forceinline__ uint64_t evict_first(void) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+static __device__ __forceinline__ void tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t bar, int column,
+                                                     int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch), "l"(evict_first())
+                 : "memory");
+}
+static __device__ __forceinline__ void tma_store_once(const CUtensorMap *map, uint32_t from, int column, int row,
+                                                      int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint "
+                 "[%0, {%2, %3, %4, %5}], [%1], %6;" ::"l"(map),
+                 "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "l"(evict_first())
+                 : "memory");
+}
 /* Loads `bytes` contiguous bytes; addresses and `bytes` are multiples of 16. */
 static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -34,6 +54,11 @@ static __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, 
 static __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map, int column, int row, int head, int batch) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(column),
                  "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+/* Stores `bytes` contiguous bytes of shared memory; addresses and `bytes` as above. */
+static __device__ __forceinline__ void bulk_store(void *to, uint32_t from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
 /* to[] += floats in shared memory; addresses and `bytes` as above. */

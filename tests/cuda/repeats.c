@@ -17,6 +17,7 @@ static const attention_case cases[] = {
     {SHAPE, .name = "causal", .flags = FATTN_CAUSAL},
     {.B = 2, .Hq = 4, .Sq = 250, .Sk = 250, .name = "short", .flags = FATTN_CAUSAL},
     {.B = 2, .Hq = 4, .Sq = 500, .Sk = 500, .name = "short 4", .flags = FATTN_CAUSAL | FATTN_EXACT_DELTA},
+    {.B = 2, .Hq = 3, .Sq = 380, .Sk = 380, .name = "short, full"},
     {SHAPE, .name = "ordered", .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
     {SHAPE, .name = "window", .flags = FATTN_WINDOW, .window_left = 100, .window_right = 7, .softcap = 5, .alibi = true,
      .sink = true},

@@ -226,25 +226,26 @@ Test(cuda_attention, keys_with_large_means, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Hopper's kernels of short causal rows. On three SMs a CTA has several heads. */
-Test(cuda_attention, short_causal_rows, .timeout = 400) {
+/* Hopper's kernels of short rows. On three SMs a CTA has several heads. */
+Test(cuda_attention, short_rows, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     const fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .arch_cap = call_arch(), .sm_limit = 3};
     fattn_ctx *few;
     cr_assert_eq(fattn_ctx_create(&o, &few), FATTN_OK);
     device_use(few);
-    static const int64_t rows[] = {1, 20, 128, 129, 250, 300, 512}, head_dims[] = {64, 32, 40};
-    for (int n = 0; n < 7; ++n)
-        for (int k = 0; k < 3 && mine(n); ++k) {
-            attention_case c = {.name = "short causal rows",
+    static const int64_t rows[] = {1, 20, 128, 129, 250, 300, 512, 640, 768}, head_dims[] = {64, 32, 40, 128, 104};
+    for (int n = 0; n < 9; ++n)
+        for (int k = 0; k < 10 && mine(n); ++k) {
+            const int64_t D = head_dims[k % 5];
+            attention_case c = {.name = k < 5 ? "short causal rows" : "short rows",
                                 .B = 2,
-                                .Hq = 4,
-                                .Hkv = 4,
+                                .Hq = 3,
+                                .Hkv = 3,
                                 .Sq = rows[n],
                                 .Sk = rows[n],
-                                .D = head_dims[k],
-                                .Dv = head_dims[k],
-                                .flags = FATTN_CAUSAL | (k == 1 ? FATTN_DETERMINISTIC : 0) |
+                                .D = D,
+                                .Dv = D,
+                                .flags = (k < 5 ? FATTN_CAUSAL : 0) | (k % 3 == 1 ? FATTN_DETERMINISTIC : 0) |
                                          ((n + k) % 3 ? FATTN_EXACT_DELTA : 0),
                                 .layout = n % 2 ? LAYOUT_BSHD : LAYOUT_PITCH};
             check(cpu, &c, (n + k) % 2 ? FATTN_F16 : FATTN_BF16);

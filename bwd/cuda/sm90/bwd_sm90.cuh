@@ -24,7 +24,8 @@
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.
-   Short       SHORT is CAUSAL for few keys, with heads in place of work items (bwd_sm90_short.cuh).
+   Short       SHORT and SHORT_FULL are CAUSAL and FULL for few keys, with heads in place of work items
+               (bwd_sm90_short.cuh).
    WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
                time, each half beside the exponentials of the same rows, and of dQ a part while dV is not complete. dK
                reads dS from shared memory, where dS has one stage.
@@ -32,7 +33,7 @@
 
    Instances: bwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
-#include "bwd/cuda/bwd_short.h"
+#include "bwd/cuda/bwd_args.h"
 #include "core/device/sm90_tile.cuh"
 
 enum {
@@ -43,8 +44,9 @@ enum {
     THREADS = 32 * K_WARPS,
     CTAS = 1,
     WIDE = D > 128,
-    SHORT = K_VARIANT == FATTNI_VARIANT_SHORT,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || SHORT,
+    SHORT = K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_SHORT_FULL,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT,
+    KEEPS_DQ = K_VARIANT == FATTNI_VARIANT_SHORT && K_D <= 64, /* dQ of a head is in shared memory */
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL || CAPPED,
@@ -58,10 +60,11 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = BM * V_PANELS * 128,
     DS_BYTES = BN * BM * 2,
-    DS_STAGES = SHORT || WIDE ? 1 : 2,
+    DS_STAGES = KEEPS_DQ || WIDE ? 1 : 2,
     DP_PARTS = WIDE ? 2 : 1,
-    DP_ROWS = BM / DP_PARTS,                            /* rows of dP that are there at a time */
-    DQ_BLOCKS = SHORT ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
+    DP_ROWS = BM / DP_PARTS,                               /* rows of dP that are there at a time */
+    DQ_BLOCKS = KEEPS_DQ ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
+    STAGED = SHORT && D > 64 ? KEY_BYTES : 0,              /* bytes for dK and dV, beside those of dS */
     BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL && !BIASED, CTAS, BM),
     LSE_AHEAD = GENERAL || BIASED || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
@@ -91,7 +94,7 @@ typedef struct work_slot {
 typedef struct shared_memory {
     half_type k[BN * PANELS * 64], v[BN * V_PANELS * 64];
     half_type q[2][BM * PANELS * 64], d_o[2][BM * V_PANELS * 64];
-    half_type ds[DS_STAGES][BN * BM];
+    half_type ds[DS_STAGES][BN * BM], staged[STAGED / 2];
     half_type bias[BIASED ? BM * BN : 0];
     float dq[DQ_BLOCKS * BM * D];
     float lse2[2][BM], delta[2][BM];
@@ -99,7 +102,8 @@ typedef struct shared_memory {
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, keys_staged, dq_added, dq_added_seen;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * SHORT], mean_seen[SHORT];
+    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * SHORT], mean_seen[SHORT], rows_wanted[SHORT],
+        dq_loaded[2 * (SHORT && !KEEPS_DQ)];
     work_slot work[2];
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
     uint4 sequences[2];           /* BANDS: the tasks' Sq, Sk, q0, k0 */
@@ -406,7 +410,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     store_keys(p, number, shared, consumer, dk, dv);
 }
 
-#if K_VARIANT == FATTNI_VARIANT_SHORT
+#if K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_SHORT_FULL
 #include "bwd/cuda/sm90/bwd_sm90_short.cuh"
 #else
 #include "bwd/cuda/sm90/bwd_sm90_items.cuh"

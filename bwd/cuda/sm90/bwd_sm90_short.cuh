@@ -1,11 +1,17 @@
-/* Short causal rows (SHORT): as many rows as keys, at most FATTNI_SHORT_KEYS, one query head per key head, 16-bit
+/* Short rows (SHORT, SHORT_FULL): as many rows as keys, one query head per key head, 16-bit
    tensors with 16-byte accesses. A CTA takes all key blocks of a head, one after the other, and then another head, at
-   a fixed stride. So dQ needs no accumulator in global memory and no order between CTAs: each thread of a consumer has
-   its part of dQ in shared memory, where it adds, and stores it when the diagonal's key block, a row block's last one,
-   is added. Row block 0 has only that one.
+   a fixed stride. So dQ needs no zeros, no order between CTAs and no kernel or work item that finishes it: the first
+   key block of a row block stores it, the others add, and the last one, the diagonal's in causal calls, gives it to the
+   caller.
+
+   KEEPS_DQ: each thread of a consumer has its part of dQ in shared memory, of FATTNI_SHORT_KEYS rows. Else the CTA has
+   an accumulator in global memory, and warps 1 and 2 bring a consumer's part of a row block there, and back for the
+   last key block. This accumulator, Q and dO of all CTAs fill L2. So each key block has the rows in the other direction
+   than the one before, and what is read or written for the last time leaves L2 first.
 
    The consumers find lse2 and delta of a head's rows, before the last key block of the head before, so that the copies
-   to shared memory are there in time. Warps 1 to 3 bring O and dO to L2, and find the mean of a head's keys.
+   to shared memory are there in time. The other warps of warpgroup 0 bring O and dO to L2, and find the mean of a
+   head's keys.
 
    The end of bwd_sm90.cuh for these kernels. */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_SHORT_H
@@ -13,13 +19,19 @@
 
 #include "core/ptx/load_once.h"
 
-static_assert(BM == BN && CTAS == 1 && BM * D * (FATTNI_SHORT_KEYS / BM - 1) == sizeof(((shared_memory *)0)->dq) / 4,
+static_assert(CTAS == 1 && (D == 64 || D == 128) && BN % BM == 0, "head_dims and blocks");
+static_assert(!KEEPS_DQ || BM * D * (FATTNI_SHORT_KEYS / BM - 1) == sizeof(((shared_memory *)0)->dq) / 4,
               "dQ of all row blocks but the first");
+static_assert(DS_STAGES * DS_BYTES + STAGED >= 2 * KEY_BYTES, "dK and dV");
 
-enum { AHEAD_WARPS = 3, AHEAD_THREADS = 32 * AHEAD_WARPS }; /* warps 1 to 3 */
+enum {
+    AHEAD_WARPS = KEEPS_DQ ? 3 : 1, /* the last ones of warpgroup 0 */
+    AHEAD_THREADS = 32 * AHEAD_WARPS,
+    ROW_LANES = D / 8, /* lanes that share a row, in 16-byte loads */
+    ADDER_THREADS = 128 + 32
+};
 
-typedef fattni_bwd_short_args kernel_args;
-static_assert(offsetof(kernel_args, s) == 0, "store_keys finds the maps of dK and dV behind s");
+typedef fattni_bwd_sm90_args kernel_args;
 
 /* Head number n of the CTA, a plane of the schedule; how many it has. */
 DEVICE int plane_of(int n) { return (int)blockIdx.x + n * (int)gridDim.x; }
@@ -31,11 +43,14 @@ DEVICE int planes_of_cta(const fattni_bwd_sm90_args *p) {
 DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
     const fattni_attention_args *const a = &p->bwd.a;
     const int blocks = p->schedule.blocks, n = number / blocks, j = number % blocks, plane = plane_of(n);
-    task t = {plane / a->Hkv, plane % a->Hkv, j * BN, j * BM, (blocks - 1) * BM, blocks - j};
-    t.steps_before = (n * (blocks * (blocks + 1) / 2) + j * blocks - j * (j - 1) / 2) & 3;
+    const int rows = (a->Sq + BM - 1) / BM, skipped = CAUSAL ? BN / BM : 0; /* row blocks; above each key block */
+    const int first = j * skipped * BM, last = (rows - 1) * BM, back = !KEEPS_DQ && j % 2;
+    task t = {plane / a->Hkv, plane % a->Hkv, j * BN, back ? last : first, back ? first : last, rows - j * skipped};
+    t.steps_before =
+        (n * (blocks * rows - skipped * (blocks * (blocks - 1) / 2)) + j * rows - skipped * (j * (j - 1) / 2)) & 3;
     t.kv_phase = number & 1;
-    const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, 0, -FATTNI_FAR, 0}; /* row i sees keys up to i */
-    t.s = whole;
+    const sequence whole = {a->Sq, a->Sk, 0, 0, t.b, 0, -FATTNI_FAR, CAUSAL ? 0 : FATTNI_FAR};
+    t.s = whole; /* causal: row i sees keys up to i */
     /* Hides them: they are kept, not what they are made of. */
     asm volatile("" : "+r"(t.j0), "+r"(t.from), "+r"(t.last), "+r"(t.steps), "+r"(t.steps_before));
     return t;
@@ -43,10 +58,10 @@ DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
 
 /* ---- rows and means of a head ---- */
 
-/* lse2 and delta of a head's padded rows. 8 lanes share a row, and load AT_ONCE rows before they use them; lane n has
-   row n's result. */
+/* lse2 and delta of a head's padded rows. ROW_LANES load AT_ONCE rows before they use them; lane n has row n's
+   result. */
 DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, int has_rest) {
-    enum { LANES = 8, AT_ONCE = 8, GROUPS = CONSUMER_THREADS / LANES };
+    enum { LANES = ROW_LANES, AT_ONCE = 8, GROUPS = CONSUMER_THREADS / LANES };
     const int thread = (int)threadIdx.x - 128;
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % LANES, column = lane * 8;
@@ -66,8 +81,8 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
             right[n] = inside ? *(const uint4 *)(d_o + i * bwd->d_o.row) : make_uint4(0, 0, 0, 0);
             if (has_rest) rest[n] = inside ? *(const uint2 *)(o_rest + i * a->o_rest.row) : make_uint2(0, 0);
         }
-        const int i = i0 + lane;
-        const float L = i < a->Sq ? lse[i * a->lse.row] : INFINITY;
+        const int i = i0 + lane, has_row = lane < AT_ONCE;
+        const float L = has_row && i < a->Sq ? lse[i * a->lse.row] : INFINITY;
         float delta = 0.0f;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
@@ -76,7 +91,7 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
             if (lane == n) delta = sum;
         }
-        store_statistics(bwd, base + i, L, delta);
+        if (has_row && i < bwd->padded_rows) store_statistics(bwd, base + i, L, delta);
     }
     __syncwarp();
 }
@@ -88,11 +103,11 @@ DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const 
     const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h;
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
-    const int lane = thread % 8, column = lane * 8;
+    const int lane = thread % ROW_LANES, column = lane * 8;
     named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
 #pragma unroll 1
-    for (int i0 = 0; i0 < a->Sq; i0 += CONSUMER_THREADS / 8) {
-        const int i = i0 + thread / 8, inside = i < a->Sq;
+    for (int i0 = 0; i0 < a->Sq; i0 += CONSUMER_THREADS / ROW_LANES) {
+        const int i = i0 + thread / ROW_LANES, inside = i < a->Sq;
         float sum = 0.0f;
         if (inside && column < a->D) {
             const uint4 x = *(const uint4 *)(q + i * a->q.row + column);
@@ -105,67 +120,82 @@ DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const 
             }
         }
 #pragma unroll
-        for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        for (int step = ROW_LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
         if (lane == 0 && inside) store_mean_terms(bwd, base + i, lse[i * a->lse.row], sum, -INFINITY, 0.0f);
     }
     __syncwarp();
 }
 
-/* The mean of the keys of a head, from the same sample as search_head takes, by warps 1 to 3: each has a third of the
-   keys, a lane a pair of channels. Beyond D it reads the first pair. Sums meet in the accumulator of dQ, which nothing
-   else uses. */
+/* The mean of the keys of a head, from the same sample as search_head takes, by AHEAD_WARPS: each has a part of the
+   keys, a lane a pair of channels at a time. Beyond D it reads the first pair. Sums of several warps meet in the
+   accumulator of dQ, which nothing else uses then. */
 DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
-    enum { PART = (FEWEST_KEYS + AHEAD_WARPS - 1) / AHEAD_WARPS };
+    enum { PART = (FEWEST_KEYS + AHEAD_WARPS - 1) / AHEAD_WARPS, AT_ONCE = 11 };
     const fattni_attention_args *const a = &bwd->a;
     const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)FEWEST_KEYS), stride = a->Sk / count;
-    const int inside = 2 * lane < a->D;
-    const half_type *const k =
-        (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h + (inside ? 2 * lane : 0);
+    const half_type *const head = (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h;
     float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * AHEAD_THREADS + lane;
-    float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* of two channels, and of their squares */
-    uint32_t pairs[PART];
+    int use = 0;
+#pragma unroll 1
+    for (int channel = 2 * lane; channel < D; channel += 64) {
+        const int inside = channel < a->D;
+        const half_type *const k = head + (inside ? channel : 0);
+        float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* of two channels, and of their squares */
+#pragma unroll 1
+        for (int first = warp * PART; first < (warp + 1) * PART; first += AT_ONCE) {
+            uint32_t pairs[AT_ONCE];
 #pragma unroll
-    for (int n = 0; n < PART; ++n)
-        pairs[n] = *(const uint32_t *)(k + sampled_key(min(warp * PART + n, count - 1), stride) * a->k.row);
+            for (int n = 0; n < AT_ONCE; ++n)
+                pairs[n] = *(const uint32_t *)(k + sampled_key(min(first + n, count - 1), stride) * a->k.row);
 #pragma unroll
-    for (int n = 0; n < PART; ++n) {
-        const float2 y = unpack(pairs[n]);
-        const int counts = warp * PART + n < count;
-        const float low = counts ? y.x : 0.0f, high = counts ? y.y : 0.0f;
-        sums.x += low, sums.y += high;
-        sums.z += low * low, sums.w += high * high;
-    }
-    parts[32 * warp] = sums;
-    __syncwarp();
-    named_barrier_sync(MEAN_PARTS, AHEAD_THREADS);
-    if (warp == AHEAD_WARPS - 1) {
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const float2 y = unpack(pairs[n]);
+                const int counts = first + n < min((warp + 1) * PART, count);
+                const float low = counts ? y.x : 0.0f, high = counts ? y.y : 0.0f;
+                sums.x += low, sums.y += high;
+                sums.z += low * low, sums.w += high * high;
+            }
+        }
+        if (AHEAD_WARPS > 1) {
+            parts[32 * warp] = sums;
+            __syncwarp();
+            named_barrier_sync(MEAN_PARTS, AHEAD_THREADS);
+            if (warp < AHEAD_WARPS - 1) continue;
 #pragma unroll
-        for (int n = 0; n < AHEAD_WARPS - 1; ++n) {
-            const float4 x = parts[32 * n];
-            sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
+            for (int n = 0; n < AHEAD_WARPS - 1; ++n) {
+                const float4 x = parts[32 * n];
+                sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
+            }
         }
         const float weight = 1.0f / (float)count;
         const float low = inside ? mean_of(sums.x * weight, sums.z * weight, count) : 0.0f,
                     high = inside ? mean_of(sums.y * weight, sums.w * weight, count) : 0.0f;
-        *((float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch) + lane) = make_float2(low, high);
-        const int use = __any_sync(ALL_LANES, low != 0.0f || high != 0.0f);
+        *(float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel) = make_float2(low, high);
+        use |= low != 0.0f || high != 0.0f;
+    }
+    __syncwarp();
+    if (warp == AHEAD_WARPS - 1) {
+        use = __any_sync(ALL_LANES, use);
         if (lane == 0) bwd->key_mean_used[plane] = use;
         async_proxy_fence_global(); /* the producer has it copied */
     }
     __syncwarp();
 }
+static_assert(AHEAD_WARPS == 1 || D == 64, "one exchange of sums");
 
-/* Rows of a tensor of a head to L2; a row has one line, or part of it. */
+/* Rows of a tensor of a head to L2; a row has one line, or D / 64. */
 DEVICE void prefetch_rows(const fattni_view *x, int bytes, int b, int h, int rows, int thread) {
     const char *const from = (const char *)x->p + (b * x->b + h * x->h) * bytes;
 #pragma unroll 1
-    for (int i = thread; i < rows; i += AHEAD_THREADS) prefetch_line(from + i * x->row * bytes);
+    for (int i = thread; i < rows; i += AHEAD_THREADS)
+#pragma unroll
+        for (int line = 0; line < D / 64; ++line) prefetch_line(from + i * x->row * bytes + line * (64 * bytes));
 }
-/* Warps 1 to 3: the mean of a head's keys, and its O, the rest of O and dO to L2, once those of the head before are
-   read. */
+/* AHEAD_WARPS: the mean of a head's keys and, once a key block of the head before has begun, its O, the rest of O and
+   dO to L2. */
 DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
     const fattni_attention_args *const a = &p->bwd.a;
-    const int thread = (int)threadIdx.x - 32, planes = planes_of_cta(p);
+    const int thread = (int)threadIdx.x - (128 - AHEAD_THREADS), planes = planes_of_cta(p);
     for (int n = 0; n < planes; ++n) {
         const int plane = plane_of(n), b = plane / a->Hkv, h = plane % a->Hkv;
         if (n > 0) mbarrier_wait(MEMBER_ADDRESS(shared, mean_seen), (uint32_t)(n - 1) & 1);
@@ -173,6 +203,8 @@ DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
         if (p->bwd.key_mean) find_mean(&p->bwd, plane, thread);
         named_barrier_arrive(MEAN_FOUND, AHEAD_THREADS + CONSUMER_THREADS);
         if (n == 0) continue; /* they are loaded already */
+        mbarrier_wait(MEMBER_ADDRESS(shared, rows_wanted), (uint32_t)(n - 1) & 1);
+        __syncwarp();
         prefetch_rows(&a->o, 2, b, h, a->Sq, thread);
         prefetch_rows(&p->bwd.d_o, 2, b, h, a->Sq, thread);
         if (a->o_rest.p) prefetch_rows(&a->o_rest, 1, b, h, a->Sq, thread);
@@ -198,6 +230,19 @@ DEVICE void prepare_rows(const fattni_bwd_args *bwd, int n, uint32_t shared) {
 
 /* ---- producer ---- */
 
+/* Whether a step's key block is the last one of its rows. */
+DEVICE int ends_rows(const fattni_bwd_sm90_args *p, const task *t, int i0) {
+    return CAUSAL ? i0 < t->j0 + BN : t->j0 + BN >= p->bwd.a.Sk;
+}
+/* load_panels; `once`: nothing reads them again. */
+DEVICE void load_tile(uint32_t to, const CUtensorMap *map, uint32_t bar, int rows, int row, int head, int batch,
+                      int once) {
+    for (int x = 0; x < PANELS; ++x)
+        if (once)
+            tma_load_once(to + x * rows * 128, map, bar, 64 * x, row, head, batch);
+        else
+            tma_load(to + x * rows * 128, map, bar, 64 * x, row, head, batch);
+}
 /* What key block `number` reads. Its tiles are asked for before its head's rows are prepared. */
 DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number, uint32_t shared) {
     const uint32_t k_full = MEMBER_ADDRESS(shared, k_full), v_full = MEMBER_ADDRESS(shared, v_full);
@@ -207,19 +252,20 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
         const uint32_t q_full = ELEMENT_ADDRESS(shared, q_full, s.stage),
                        do_full = ELEMENT_ADDRESS(shared, do_full, s.stage);
         mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, s.stage), s.parity ^ 1);
-        load_panels(ELEMENT_ADDRESS(shared, q, s.stage), &p->q, q_full, PANELS, BM, s.i0, s.h * p->q_step.head,
-                    t->b * p->q_step.batch);
+        const int once = ends_rows(p, t, s.i0);
+        load_tile(ELEMENT_ADDRESS(shared, q, s.stage), &p->q, q_full, BM, s.i0, s.h * p->q_step.head,
+                  t->b * p->q_step.batch, once);
         if (n == 0) {
             mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
-            load_panels(MEMBER_ADDRESS(shared, k), &p->k, k_full, PANELS, BN, t->j0, t->hk * p->k_step.head,
-                        t->b * p->k_step.batch);
+            load_tile(MEMBER_ADDRESS(shared, k), &p->k, k_full, BN, t->j0, t->hk * p->k_step.head,
+                      t->b * p->k_step.batch, 1);
             mbarrier_expect(v_full, KEY_BYTES);
-            load_panels(MEMBER_ADDRESS(shared, v), &p->v, v_full, PANELS, BN, t->j0, t->hk * p->v_step.head,
-                        t->b * p->v_step.batch);
+            load_tile(MEMBER_ADDRESS(shared, v), &p->v, v_full, BN, t->j0, t->hk * p->v_step.head,
+                      t->b * p->v_step.batch, 1);
         }
         mbarrier_wait(ELEMENT_ADDRESS(shared, do_empty, s.stage), s.parity ^ 1);
-        load_panels(ELEMENT_ADDRESS(shared, d_o, s.stage), &p->d_o, do_full, PANELS, BM, s.i0, s.h * p->d_o_step.head,
-                    t->b * p->d_o_step.batch);
+        load_tile(ELEMENT_ADDRESS(shared, d_o, s.stage), &p->d_o, do_full, BM, s.i0, s.h * p->d_o_step.head,
+                  t->b * p->d_o_step.batch, once);
         if (n == 0 && t->j0 == 0) {
             const int head = number / p->schedule.blocks; /* the next one's may be prepared, too */
             mbarrier_wait(ELEMENT_ADDRESS(shared, rows_full, head & 1), (uint32_t)(head >> 1) & 1);
@@ -241,104 +287,184 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
 
 /* ---- consumers ---- */
 
-/* dS has one buffer, which dK and dV of a task are stored from, too. Use number n of it, of a CTA's steps and tasks, is
-   after all consumer warps have arrived n times. */
+/* Where dS has one stage, which dK and dV of a task are stored from, too: use number n of it, of a CTA's steps and
+   tasks, is after all consumer warps have arrived n times. */
 DEVICE int ds_stage_of(const step *now, int number, uint32_t shared) {
-    wait_ds_empty(now->stage + number, shared);
-    return 0;
+    if (DS_STAGES == 1) wait_ds_empty(now->stage + number, shared);
+    return DS_STAGES == 1 ? 0 : now->stage;
 }
 /* Once dK and dV of the task before have been read. */
 DEVICE void release_stored_keys(uint32_t shared) {
     if (is_leader()) bulk_wait_read();
     __syncwarp();
-    release_ds(shared);
+    if (DS_STAGES == 1)
+        release_ds(shared);
+    else
+        named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
 }
-/* A warp's 16 keys, times `scale`, to a tile in shared memory. */
-DEVICE void stage_keys(uint32_t to, const float x[32], float scale) {
+/* A warp's 16 keys, times `scale`, to panels of 64 columns in shared memory, which are 64 keys apart. */
+DEVICE void stage_keys(uint32_t to, const float x[D / 2], float scale) {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) { /* 16 columns */
+    for (int n = 0; n < D / 16; ++n) { /* 16 columns */
         uint32_t r[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) r[i] = pack(x[8 * n + 2 * i] * scale, x[8 * n + 2 * i + 1] * scale);
-        stmatrix_x4(to + lane % 16 * 128 + swizzled_chunk(2 * n + lane / 16, lane % 8), r);
+        stmatrix_x4(to + n / 4 * 8192 + lane % 16 * 128 + swizzled_chunk(n % 4 * 2 + lane / 16, lane % 8), r);
     }
 }
 /* dK and dV of a task, by TMA, while the next one begins. */
 DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, float dk[D / 2],
                        float dv[D / 2]) {
-    const kernel_args *const args = (const kernel_args *)p; /* which begins with it */
+    enum { TILE = PANELS * 8192 }; /* bytes of a consumer's dK or dV */
     const task t = short_task(p, number);
     arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
     const int warp = (int)threadIdx.x % 128 / 32, key = t.j0 + 64 * consumer + 16 * warp;
-    const uint32_t to = MEMBER_ADDRESS(shared, ds) + consumer * 16384 + warp * 2048;
-    wait_ds_empty(t.steps_before + number + t.steps, shared);
+    const uint32_t to = MEMBER_ADDRESS(shared, ds) + consumer * (2 * TILE) + warp * 2048;
+    if (DS_STAGES == 1)
+        wait_ds_empty(t.steps_before + number + t.steps, shared);
+    else
+        named_barrier_sync(ROWS_DONE, CONSUMER_THREADS); /* the other consumer has read dS, too */
     stage_keys(to, dv, scale_of_dv(&p->bwd));
-    stage_keys(to + 8192, dk, p->bwd.dk_scale);
+    stage_keys(to + TILE, dk, p->bwd.dk_scale);
     async_proxy_fence();
     __syncwarp();
     if (is_leader()) {
-        tma_store(&args->dv, to, 0, key, t.hk * args->dv_step.head, t.b * args->dv_step.batch);
-        tma_store(&args->dk, to + 8192, 0, key, t.hk * args->dk_step.head, t.b * args->dk_step.batch);
+#pragma unroll
+        for (int x = 0; x < PANELS; ++x) {
+            tma_store_once(&p->dv, to + x * 8192, 64 * x, key, t.hk * p->dv_step.head, t.b * p->dv_step.batch);
+            tma_store_once(&p->dk, to + TILE + x * 8192, 64 * x, key, t.hk * p->dk_step.head, t.b * p->dk_step.batch);
+        }
         bulk_commit();
     }
     __syncwarp();
 }
 
-/* dQ of a step, without scale: of 64 rows, to what earlier key blocks gave, and after the diagonal's to the caller. */
-DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
-                    int consumer, uint32_t thread, float dq[COLUMNS / 2]) {
-    PIN(dq, COLUMNS / 2);
-    release_ds(shared);
-    const uint32_t kept = dq_to(shared, consumer, thread) + (uint32_t)(now->i0 / BM - 1) * (BM * D * 4);
-    if (t->j0 > 0) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            uint32_t x[4];
-            load_shared_4(x, kept + c * 2048);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) dq[4 * c + e] += __uint_as_float(x[e]);
-        }
-    }
-    if (now->i0 > t->j0) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) store_shared_4(kept + c * 2048, dq + 4 * c);
-        return;
-    }
+/* ---- dQ ---- */
+
+/* dQ of a step's rows, all key blocks added, to the caller. */
+DEVICE void store_dq(const fattni_bwd_sm90_args *p, const step *now, int number, int consumer, uint32_t thread,
+                     const float dq[COLUMNS / 2]) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const task here = short_task(p, number); /* again: there are no registers to keep it */
-    const int row = now->i0 + 64 * consumer + (int)(thread / 32 * 16 + thread % 32 / 4);
-    half_type *const to = (half_type *)bwd->dq.p + here.b * bwd->dq.b + here.hk * bwd->dq.h;
+    const int row = now->i0 + (SPLIT_ROWS ? 64 * consumer : 0) + (int)(thread / 32 * 16 + thread % 32 / 4),
+              column = SPLIT_ROWS ? 0 : COLUMNS * consumer;
+    half_type *const to = (half_type *)bwd->dq.p + here.b * bwd->dq.b + here.hk * bwd->dq.h + column;
 #pragma unroll
     for (int e = 0; e < 2; ++e)
-        store_row(to + (row + 8 * e) * bwd->dq.row, dq + 2 * e, D / 8, bwd->dq_scale, row + 8 * e < bwd->a.Sq, bwd->a.D,
-                  0, 0);
+        store_row(to + (row + 8 * e) * bwd->dq.row, dq + 2 * e, COLUMNS / 8, bwd->dq_scale, row + 8 * e < bwd->a.Sq,
+                  bwd->a.D - column, 0, 0);
+}
+/* dq += what is at `from` in shared memory. */
+DEVICE void add_kept(float dq[COLUMNS / 2], uint32_t from) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 8; ++c) {
+        uint32_t x[4];
+        load_shared_4(x, from + c * 2048);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dq[4 * c + e] += __uint_as_float(x[e]);
+    }
+}
+DEVICE void keep(uint32_t to, const float dq[COLUMNS / 2]) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 8; ++c) store_shared_4(to + c * 2048, dq + 4 * c);
+}
+/* dQ of a step, without scale. */
+DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
+                    int consumer, uint32_t thread, float dq[COLUMNS / 2]) {
+    const int ends = ends_rows(p, t, now->i0);
+    uint32_t kept = dq_to(shared, consumer, thread);
+    if (KEEPS_DQ) {
+        PIN(dq, COLUMNS / 2);
+        release_ds(shared);
+        kept += (uint32_t)(now->i0 / BM - 1) * (BM * D * 4);
+        if (t->j0 > 0) add_kept(dq, kept);
+        if (!ends) keep(kept, dq);
+    } else {
+        named_barrier_sync(DQ_EMPTY + consumer, ADDER_THREADS);
+        PIN(dq, COLUMNS / 2);
+        if (!ends) {
+            keep(kept, dq);
+            async_proxy_fence();
+        } else if (t->j0 > 0) {
+            add_kept(dq, kept);
+        }
+        named_barrier_arrive(DQ_FULL + consumer, ADDER_THREADS);
+    }
+    if (ends) store_dq(p, now, number, consumer, thread, dq);
+}
+/* Not KEEPS_DQ: takes a consumer's part of dQ from its buffer to the CTA's accumulator, and for a row block's last key
+   block back. One warp. */
+DEVICE void add_short(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
+    const int count = planes_of_cta(p) * p->schedule.blocks, leader = is_leader();
+    const uint32_t buffer = MEMBER_ADDRESS(shared, dq) + consumer * (SLICE * 4),
+                   loaded = ELEMENT_ADDRESS(shared, dq_loaded, consumer);
+    float *const parts = p->bwd.dq_accumulator + (int64_t)blockIdx.x * p->bwd.padded_rows * D + consumer * SLICE;
+    uint32_t phase = 0;
+    for (int number = 0; number < count; ++number) {
+        const task t = short_task(p, number);
+        for (int n = 0; n < t.steps; ++n) {
+            const int i0 = t.from + (t.from <= t.last ? n : -n) * BM;
+            const int ends = ends_rows(p, &t, i0), begins = t.j0 == 0;
+            float *const part = parts + i0 * D;
+            if (leader && ends && !begins) {
+                mbarrier_expect(loaded, SLICE * 4);
+                bulk_load(buffer, part, SLICE * 4, loaded);
+                mbarrier_wait(loaded, phase);
+            }
+            phase ^= ends && !begins;
+            __syncwarp();
+            named_barrier_arrive(DQ_EMPTY + consumer, ADDER_THREADS);
+            named_barrier_sync(DQ_FULL + consumer, ADDER_THREADS);
+            if (leader && !ends) {
+                if (begins)
+                    bulk_store(part, buffer, SLICE * 4);
+                else
+                    bulk_reduce_add(part, buffer, SLICE * 4);
+                bulk_commit();
+                bulk_wait_read();
+            }
+            if (leader && ends) async_proxy_fence(); /* the buffer has been read */
+            __syncwarp();
+        }
+        if (leader) bulk_wait(); /* the next key block adds to them */
+        if (leader) async_proxy_fence_global();
+        __syncwarp();
+    }
 }
 
 /* ---- loops over heads ---- */
 
 DEVICE void init_short(uint32_t shared) {
     if (threadIdx.x > 0) return;
-    mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
+    if (DS_STAGES == 1) mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
     for (int n = 0; n < 2; ++n) mbarrier_init(ELEMENT_ADDRESS(shared, rows_full, n), 8);
+    for (int n = 0; n < 2 && !KEEPS_DQ; ++n) mbarrier_init(ELEMENT_ADDRESS(shared, dq_loaded, n), 1);
     mbarrier_init(MEMBER_ADDRESS(shared, mean_seen), 8);
+    mbarrier_init(MEMBER_ADDRESS(shared, rows_wanted), 8);
     mbarrier_init_fence();
 }
 DEVICE void run_short(const fattni_bwd_sm90_args *p, uint32_t shared, const shared_memory *memory, int role) {
     const int blocks = p->schedule.blocks, count = planes_of_cta(p) * blocks;
+    const int wanted = D > 64 ? 0 : max(0, blocks - 2); /* with this key block the next head's rows (look_ahead) */
     if (role == 0) {
         registers_lower(40);
         for (int number = 0; threadIdx.x == 0 && number < count; ++number) {
             const task t = short_task(p, number);
             load_short(p, &t, number, shared);
         }
-        if (threadIdx.x >= 32) look_ahead(p, shared);
+        const int warp = (int)threadIdx.x / 32;
+        if (warp >= 4 - AHEAD_WARPS)
+            look_ahead(p, shared);
+        else if (warp > 0)
+            add_short(p, shared, warp - 1);
     } else {
         registers_raise(232);
         for (int number = -1; number < count; ++number) {
             const int next = number + 1;
             if (next % blocks == 0 && next < count) prepare_rows(&p->bwd, next / blocks, shared);
             if (number < 0) continue;
+            if (number % blocks == wanted) arrive_once_per_warp(MEMBER_ADDRESS(shared, rows_wanted));
             const task t = short_task(p, number);
             if (number > 0) release_stored_keys(shared);
             main_loop(p, &t, number, shared, memory, role - 1);
@@ -354,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     init_barriers(shared, 2, 1);
     init_short(shared);
     __syncthreads();
-    run_short(&p.s, shared, (const shared_memory *)SHARED_MEMORY, role);
+    run_short(&p, shared, (const shared_memory *)SHARED_MEMORY, role);
 }
 
 #endif

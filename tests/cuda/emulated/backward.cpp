@@ -17,7 +17,8 @@
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
 /* Prepares rows, of calls without dL, and finishes dQ; its work items are heads. */
-#define OF_SHORT_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT)
+#define OF_CAUSAL_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT) /* of these */
+#define OF_SHORT_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_SHORT_FULL)
 #if !HOPPER || OF_DBIAS
 enum { CTAS = 1 };
 #endif
@@ -55,7 +56,6 @@ typedef struct problem {
     lengths of; /* the sequences */
     std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
     fattni_bwd_sm90_args args;
-    CUtensorMap dk_map, dv_map; /* boxes that SHORT kernels store */
 } problem;
 
 static void set_up(problem *p, const test_case *c) {
@@ -148,9 +148,10 @@ static void set_up(problem *p, const test_case *c) {
 
     p->args.q = map_of(&p->q, ROW_BLOCK), p->args.d_o = map_of(&p->d_o, ROW_BLOCK);
     p->args.k = map_of(&p->k, KEY_BLOCK), p->args.v = map_of(&p->v, KEY_BLOCK);
-    p->dk_map = map_of(&p->dk, 16), p->dv_map = map_of(&p->dv, 16);
+    p->args.dk = map_of(&p->dk, 16), p->args.dv = map_of(&p->dv, 16);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
+    p->args.dk_step = p->args.dv_step = step;
     const bool packed = c->packed && PACKED_ROWS;
     p->args.schedule.blocks =
         packed ? FATTNI_PACKED_BLOCKS(rows_k, K_BN, c->B) : (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
@@ -288,20 +289,10 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
                           column % 2];
 }
 
-#if OF_SHORT_ROWS
-typedef fattni_bwd_short_args hopper_args;
-#else
-typedef fattni_bwd_sm90_args hopper_args;
-#endif
-static const hopper_args *args_of_run;
+static const fattni_bwd_sm90_args *args_of_run;
 static void run_kernel(void) { K_NAME(*args_of_run); }
 static void run_all(const problem *p) {
-#if OF_SHORT_ROWS
-    const fattni_bwd_short_args args = {p->args, p->dk_map, p->dv_map, p->args.k_step, p->args.v_step};
-    args_of_run = &args;
-#else
     args_of_run = &p->args;
-#endif
     gridDim.x = CTAS == 1 ? 2 : 1;
     if (CTAS == 1) /* two CTAs share the work items */
         machine_run(0, 2, 32 * K_WARPS, 0, run_kernel);
@@ -413,16 +404,36 @@ static test_case cases[] = {
     {"causal, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100},
     {"causal, exact, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 2, 100, 1},
     {"causal, with rows, deterministic", 2, 1, 1, 100, 280, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
-#elif K_VARIANT == FATTNI_VARIANT_SHORT
-    {"short, eleven heads, means", 1, 11, 11, 128, 128, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
-    {"short, one block", 1, 2, 2, 100, 100, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
-    {"short, two blocks", 1, 3, 3, 256, 256, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
-    {"short, narrow heads", 2, 3, 3, 300, 300, K_D - 32, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
-    {"short, four blocks", 1, 2, 2, 500, 500, K_D - 8, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
-    {"short, means", 2, 3, 3, 200, 200, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
-    {"short, few keys, means", 1, 4, 4, 20, 20, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
-    {"short, exact, means", 1, 3, 3, 150, 150, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
-    {"short, deterministic", 2, 2, 2, 130, 130, K_D, 1, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
+#elif OF_SHORT_ROWS
+    {"short, eleven heads, means",
+     1,
+     11,
+     11,
+     128,
+     128,
+     K_D,
+     OF_CAUSAL_ROWS,
+     -1,
+     -1,
+     0,
+     0,
+     0,
+     0,
+     0,
+     0,
+     0,
+     {},
+     {},
+     1,
+     100},
+    {"short, one block", 1, 2, 2, 100, 100, K_D, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, two blocks", 1, 3, 3, 256, 256, K_D, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, narrow heads", 2, 3, 3, 300, 300, K_D - 32, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, four blocks", 1, 2, 2, 500, 500, K_D - 8, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1},
+    {"short, means", 2, 3, 3, 200, 200, K_D, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+    {"short, few keys, means", 1, 4, 4, 20, 20, K_D, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100},
+    {"short, exact, means", 1, 3, 3, 150, 150, K_D, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 1, 100, 1},
+    {"short, deterministic", 2, 2, 2, 130, 130, K_D, OF_CAUSAL_ROWS, -1, -1, 0, 0, 0, 0, 1, 0, 0, {}, {}, 1},
 #elif K_VARIANT != FATTNI_VARIANT_FULL
     {"no feature", 1, 2, 1, 150, 200, K_D, 0, -1, -1},
     {"odd head", 1, 1, 1, 100, 70, K_D, 1, -1, -1, 0, 0, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 1},

@@ -325,6 +325,14 @@ static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t 
     });
 }
 static inline void tma_prefetch(const CUtensorMap *, int, int, int, int) {}
+static inline void tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row, int head,
+                                 int batch) {
+    tma_load(to, map, bar, column, row, head, batch);
+}
+static inline void bulk_store(void *to, uint32_t from, int bytes) {
+    must_be_aligned(to, from, bytes);
+    memcpy(to, memory + from, (size_t)bytes);
+}
 static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
     for (int n = 0; n < bytes / 4; ++n) to[n] += ((const float *)(memory + from))[n];
@@ -341,6 +349,9 @@ static inline void tma_store(const CUtensorMap *map, uint32_t from, int column, 
     memcpy(&box.map, map, sizeof box.map);
     if (from % 1024) machine_fail("a swizzled box does not start at a multiple of 1024");
     stores_of_thread[threadIdx.x].push_back(box);
+}
+static inline void tma_store_once(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
+    tma_store(map, from, column, row, head, batch);
 }
 static inline void bulk_commit(void) {}
 static inline void bulk_wait_read(void) {
