@@ -70,7 +70,7 @@ enum { FATTNI_SHORT_KEYS = 512 };
 typedef struct fattni_bwd_sm90_args {
     CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
     CUtensorMap bias;         /* BIASED: {column, row, head, batch}, boxes of 64 columns and a row block */
-    CUtensorMap dk, dv;       /* SHORT: boxes of 64 columns and 16 rows */
+    CUtensorMap dk, dv;       /* BY_HEADS: boxes of 64 columns and 16 rows */
     fattni_bwd_args bwd;
     fattni_sm90_schedule schedule;
     fattni_map_step q_step, k_step, v_step, d_o_step, bias_step, dk_step, dv_step;

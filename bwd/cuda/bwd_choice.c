@@ -35,8 +35,9 @@ static fattni_problem aligned_of(const fattni_problem *p) {
 bool fattni_bwd_sm90_packs(const fattni_cuda_kernel *k) {
     return k->variant == FATTNI_VARIANT_BANDED && k->cluster == 1;
 }
-bool fattni_bwd_is_short(const fattni_cuda_kernel *k) {
-    return k->variant == FATTNI_VARIANT_SHORT || k->variant == FATTNI_VARIANT_SHORT_FULL;
+bool fattni_bwd_by_heads(const fattni_cuda_kernel *k) {
+    return k->arch == 90 && (k->variant == FATTNI_VARIANT_SHORT || k->variant == FATTNI_VARIANT_HEADS ||
+                             k->variant == FATTNI_VARIANT_HEADS_FULL);
 }
 int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
     if (p->packed && fattni_bwd_sm90_packs(k)) return FATTNI_PACKED_BLOCKS(p->rows_k, k->BN, p->B);
@@ -66,20 +67,22 @@ static bool dbias_fits(const fattni_problem *p) {
     return true;
 }
 
-/* Whether a CTA for each head is faster. Where heads fill all SMs SHORT kernels have `speeds` percent of the others'
+/* Whether a CTA for each head is faster. Where heads fill all SMs these kernels have `speeds` percent of the others'
    speed, by head_dim, mask and key blocks. The last wave of heads takes as long as a full one; of the others' time two
    fifths of a wave, or a quarter if heads are long, are the same for few heads and for many (bench/HOPPER.md, 3.17). */
-enum { MOST_BLOCKS = 6, SHORT_BN = 128 };
+enum { MOST_BLOCKS = 8, SHORT_BN = 128 };
 static bool heads_are_faster(const fattn_ctx *ctx, const fattni_problem *p, bool causal) {
-    static const uint8_t speeds[2][2][MOST_BLOCKS] = {{{185, 142, 123, 111, 109}, {200, 185, 160, 135}},
-                                                      {{168, 136, 113}, {166, 150, 131, 121, 116, 108}}};
+    static const uint8_t speeds[2][2][MOST_BLOCKS] = {
+        {{185, 144, 123, 112, 109}, {200, 190, 170, 145, 121, 117, 108, 104}},
+        {{168, 136, 113}, {166, 150, 131, 121, 116, 108}},
+    };
     const int64_t blocks = fattni_ceil_div(p->Sk, SHORT_BN), heads = p->B * p->Hq, sms = ctx->gpu.sms;
     if (blocks > MOST_BLOCKS) return false;
     if (blocks == 1) return true; /* as many CTAs either way */
     const int64_t speed = speeds[p->D > 64][causal][blocks - 1], waves = fattni_ceil_div(heads, sms);
     return 2100 * waves * sms <= speed * (20 * heads + (blocks > 3 ? 5 : 8) * sms);
 }
-/* Short rows as SHORT kernels know them (bwd_sm90_short.cuh): they find delta, and store dK and dV by TMA. */
+/* Short rows as these kernels know them (bwd_sm90_short.cuh): they find delta, and store dK and dV by TMA. */
 static bool has_short_rows(const fattn_ctx *ctx, const fattni_problem *p, int variant, bool causal) {
     const fattni_array *const all[] = {&p->q, &p->k, &p->dq, &p->dk, &p->v, &p->o, &p->d_o, &p->dv};
     if (variant != (causal ? FATTNI_VARIANT_CAUSAL : FATTNI_VARIANT_FULL) || p->group > 1 || p->Sq != p->Sk ||
@@ -95,8 +98,9 @@ static bool has_short_rows(const fattn_ctx *ctx, const fattni_problem *p, int va
 /* Hopper has separate kernels for a softcap (CAPPED). Its BANDED clusters do not clear what is beyond a sequence. */
 static bool matches(const fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_problem *p, int variant) {
     switch (k->variant) {
-    case FATTNI_VARIANT_SHORT: return has_short_rows(ctx, p, variant, true);
-    case FATTNI_VARIANT_SHORT_FULL: return has_short_rows(ctx, p, variant, false);
+    case FATTNI_VARIANT_SHORT: return p->Sk <= FATTNI_SHORT_KEYS && has_short_rows(ctx, p, variant, true);
+    case FATTNI_VARIANT_HEADS: return has_short_rows(ctx, p, variant, true);
+    case FATTNI_VARIANT_HEADS_FULL: return has_short_rows(ctx, p, variant, false);
     case FATTNI_VARIANT_CAPPED: return p->softcap > 0 && p->softcap <= FATTNI_LARGE_CAP;
     case FATTNI_VARIANT_BIASED: return fattni_sm90_stages_bias(p) && dbias_fits(p);
     case FATTNI_VARIANT_BANDED: return variant == k->variant && (k->cluster == 1 || !(p->packed || p->padded));

@@ -38,7 +38,9 @@ static fattni_problem with_copy(const fattni_problem *p, const fattni_view *copy
 }
 
 static bool is_sm90(const fattni_cuda_kernel *k) { return k->arch == 90; }
-static bool is_plain(const fattni_cuda_kernel *k) { return k->variant < FATTNI_VARIANT_GENERAL; }
+static bool is_plain(const fattni_cuda_kernel *k) {
+    return k->variant < FATTNI_VARIANT_GENERAL || fattni_bwd_by_heads(k);
+}
 /* Global counters of the Hopper kernels: next_tile, one for SEARCH, and the progress of each head group
    (bwd_sm90_scheduler.cuh). */
 static size_t counter_bytes(int64_t head_groups) {
@@ -108,7 +110,7 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, k->BM, &x->q, &x->q_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->v, p->dtype, p->Dv, k->BN, &x->v, &x->v_step));
-    if (fattni_bwd_is_short(k)) { /* a warp stores 16 rows at a time */
+    if (fattni_bwd_by_heads(k)) { /* a warp stores 16 rows at a time */
         FATTNI_TRY(fattni_sm90_map(ctx, &p->dk, p->dtype, p->D, 16, &x->dk, &x->dk_step));
         FATTNI_TRY(fattni_sm90_map(ctx, &p->dv, p->dtype, p->Dv, 16, &x->dv, &x->dv_step));
     }
@@ -144,7 +146,7 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
     x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
-    if (fattni_bwd_is_short(k))
+    if (fattni_bwd_by_heads(k))
         x->items = x->schedule.planes;
     else if (rows)
         fattni_schedule_backward(x, k->cluster, ctx->gpu.sms);

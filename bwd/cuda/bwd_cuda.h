@@ -26,7 +26,7 @@ fattni_bwd_args fattni_bwd_args_of(const fattni_problem *p);
    those of a cluster counted as one, of a sequence's head or, then, of a head; and how many of these there are. */
 bool fattni_bwd_sm90_packs(const fattni_cuda_kernel *k);
 /* A CTA has all key blocks of a head, and finds delta itself (sm90/bwd_sm90_short.cuh). */
-bool fattni_bwd_is_short(const fattni_cuda_kernel *k);
+bool fattni_bwd_by_heads(const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel *k);
 

@@ -81,7 +81,7 @@ fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
     const int64_t sms = ctx->gpu.all_sms;
     fattni_bwd_parts x = {.most = 1};
     /* Deterministic calls: the bits of a head do not depend on how many there are. */
-    if (k->arch != 90 || k->cluster > 1 || fattni_bwd_is_short(k) || p->packed || all == 0 || 2 * all > 3 * sms ||
+    if (k->arch != 90 || k->cluster > 1 || fattni_bwd_by_heads(k) || p->packed || all == 0 || 2 * all > 3 * sms ||
         sms > MOST_SMS || p->Sq * p->group > 1 << 24 || (p->flags & FATTN_DETERMINISTIC))
         return x;
     fattni_problem longest = *p; /* lengths are on the device */

@@ -7,16 +7,15 @@
 #include <stdint.h>
 
 /* Masks and features of a kernel. Not an enum: kernels compare them in #if. FULL, CAUSAL: that mask alone; PLAIN: both,
-   told apart at run time. SHORT: causal, few rows: to FATTNI_SHORT_ROWS, with a smaller BM; backward: SHORT and
-   SHORT_FULL, a CTA for a head (bwd_sm90_short.cuh). BANDED: windows, lengths, sink, merge; PARTS: also divided keys.
-   GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: general with a softcap. BIASED: banded with a bias of rows that
-   TMA loads; DBIAS: its gradient. HUGE: all, for huge rows (core/attention/huge.h). FEW, FEW_GENERAL, FEW_UNIFIED: as
-   BANDED, GENERAL, with FATTN_UNIFIED_MAX, for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
+   told apart at run time. SHORT: causal, few rows. HEADS, HEADS_FULL: a CTA has a head (bwd_sm90_short.cuh). BANDED:
+   windows, lengths, sink, merge; PARTS: also divided keys. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: with a
+   softcap. BIASED: banded with a bias that TMA loads; DBIAS: its gradient. HUGE: core/attention/huge.h. FEW,
+   FEW_GENERAL, FEW_UNIFIED: for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
 #define FATTNI_VARIANT_PLAIN 2
 #define FATTNI_VARIANT_SHORT 3
-#define FATTNI_VARIANT_SHORT_FULL 4
+#define FATTNI_VARIANT_HEADS_FULL 4
 #define FATTNI_VARIANT_BANDED 5
 #define FATTNI_VARIANT_GENERAL 6
 #define FATTNI_VARIANT_CAPPED 7
@@ -28,6 +27,7 @@
 #define FATTNI_VARIANT_BIASED 13
 #define FATTNI_VARIANT_DBIAS 14
 #define FATTNI_VARIANT_PARTS 15
+#define FATTNI_VARIANT_HEADS 16
 enum { FATTNI_SHORT_ROWS = 1024 };
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
 

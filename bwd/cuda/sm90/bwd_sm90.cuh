@@ -24,7 +24,7 @@
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
                its part of S.
-   Short       SHORT and SHORT_FULL are CAUSAL and FULL for few keys, with heads in place of work items
+   Heads       SHORT and HEADS are CAUSAL, HEADS_FULL is FULL, for few keys: with heads in place of work items
                (bwd_sm90_short.cuh).
    WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
                time, each half beside the exponentials of the same rows, and of dQ a part while dV is not complete. dK
@@ -44,10 +44,10 @@ enum {
     THREADS = 32 * K_WARPS,
     CTAS = 1,
     WIDE = D > 128,
-    SHORT = K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_SHORT_FULL,
-    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || K_VARIANT == FATTNI_VARIANT_SHORT,
-    KEEPS_DQ = K_VARIANT == FATTNI_VARIANT_SHORT && K_D <= 64, /* dQ of a head is in shared memory */
-    BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
+    KEEPS_DQ = K_VARIANT == FATTNI_VARIANT_SHORT, /* dQ of a head is in shared memory */
+    BY_HEADS = KEEPS_DQ || K_VARIANT == FATTNI_VARIANT_HEADS || K_VARIANT == FATTNI_VARIANT_HEADS_FULL,
+    CAUSAL = K_VARIANT == FATTNI_VARIANT_CAUSAL || (BY_HEADS && K_VARIANT != FATTNI_VARIANT_HEADS_FULL),
+    BANDS = !BY_HEADS && K_VARIANT >= FATTNI_VARIANT_BANDED,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     GENERAL = K_VARIANT == FATTNI_VARIANT_GENERAL || CAPPED,
     BIASED = K_VARIANT == FATTNI_VARIANT_BIASED,
@@ -64,7 +64,7 @@ enum {
     DP_PARTS = WIDE ? 2 : 1,
     DP_ROWS = BM / DP_PARTS,                               /* rows of dP that are there at a time */
     DQ_BLOCKS = KEEPS_DQ ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
-    STAGED = SHORT && D > 64 ? KEY_BYTES : 0,              /* bytes for dK and dV, beside those of dS */
+    STAGED = BY_HEADS && D > 64 ? KEY_BYTES : 0,           /* bytes for dK and dV, beside those of dS */
     BEGINS_WITH_L = FATTNI_BEGINS_WITH_L(!GENERAL && !BIASED, CTAS, BM),
     LSE_AHEAD = GENERAL || BIASED || BEGINS_WITH_L ? 0 : 3, /* of lse2: tiles of 8 rows that are loaded a step before */
     /* dQ: a consumer has half of 128 rows, or of 64 rows half of the columns. The halves of head_dim 80 are 48 columns
@@ -75,7 +75,7 @@ enum {
     APART = WIDE ? 32 : 0, /* of these, those of the second panel: a product of their own */
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
     PACKS = BANDS && !GENERAL && !BIASED, /* there is no register for it beside features */
-    DIVIDES = !SHORT,
+    DIVIDES = !BY_HEADS,
     SLICE = 64 * COLUMNS,                /* floats */
     K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
     LOADER_REGISTERS = WIDE ? 24 : 40,   /* of warpgroup 0 */
@@ -102,8 +102,8 @@ typedef struct shared_memory {
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
     uint64_t work_full[2], work_empty[2], keys_empty, keys_staged, dq_added, dq_added_seen;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * SHORT], mean_seen[SHORT], rows_wanted[SHORT],
-        dq_loaded[2 * (SHORT && !KEEPS_DQ)];
+    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * BY_HEADS], mean_seen[BY_HEADS], rows_wanted[BY_HEADS],
+        dq_loaded[2 * (BY_HEADS && !KEEPS_DQ)];
     work_slot work[2];
     int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
     uint4 sequences[2];           /* BANDS: the tasks' Sq, Sk, q0, k0 */
@@ -112,7 +112,7 @@ enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 enum { CONSUMER_THREADS = THREADS - 128 };
-/* Named barriers; DQ_FULL and DQ_EMPTY one per consumer; the last two of SHORT. */
+/* Named barriers; DQ_FULL and DQ_EMPTY one per consumer; the last two of BY_HEADS. */
 enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7, MEAN_FOUND = 8, MEAN_PARTS = 9 };
 
 #include "bwd/cuda/sm90/bwd_sm90_general.cuh"
@@ -410,7 +410,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     store_keys(p, number, shared, consumer, dk, dv);
 }
 
-#if K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_SHORT_FULL
+#if K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_HEADS || K_VARIANT == FATTNI_VARIANT_HEADS_FULL
 #include "bwd/cuda/sm90/bwd_sm90_short.cuh"
 #else
 #include "bwd/cuda/sm90/bwd_sm90_items.cuh"

@@ -1,4 +1,4 @@
-/* Key blocks as work items (bwd_sm90_scheduler.cuh): the end of bwd_sm90.cuh for each kernel but SHORT. Warp 0 claims
+/* Key blocks as work items (bwd_sm90_scheduler.cuh): the end of bwd_sm90.cuh for all but BY_HEADS. Warp 0 claims
    work items and loads, warps 1 and 2 add the dQ of consumer 0 and 1, warp 3 finds means of keys and posts the dQ
    semaphores. The others learn from warp 0, through two slots, what the work items are. */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_ITEMS_H

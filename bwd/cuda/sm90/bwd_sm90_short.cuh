@@ -1,4 +1,4 @@
-/* Short rows (SHORT, SHORT_FULL): as many rows as keys, one query head per key head, 16-bit
+/* Short rows (BY_HEADS): as many rows as keys, one query head per key head, 16-bit
    tensors with 16-byte accesses. A CTA takes all key blocks of a head, one after the other, and then another head, at
    a fixed stride. So dQ needs no zeros, no order between CTAs and no kernel or work item that finishes it: the first
    key block of a row block stores it, the others add, and the last one, the diagonal's in causal calls, gives it to the

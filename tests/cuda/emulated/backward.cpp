@@ -17,8 +17,8 @@
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
 /* Prepares rows, of calls without dL, and finishes dQ; its work items are heads. */
-#define OF_CAUSAL_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT) /* of these */
-#define OF_SHORT_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_SHORT_FULL)
+#define OF_CAUSAL_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_HEADS)
+#define OF_SHORT_ROWS (OF_CAUSAL_ROWS || K_VARIANT == FATTNI_VARIANT_HEADS_FULL)
 #if !HOPPER || OF_DBIAS
 enum { CTAS = 1 };
 #endif
@@ -95,8 +95,8 @@ static void set_up(problem *p, const test_case *c) {
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;
     a->scale = 1 / sqrtf((float)D);
-    bwd->lse_factor =
-        HOPPER && FATTNI_BEGINS_WITH_L(K_VARIANT < FATTNI_VARIANT_GENERAL, CTAS, K_BM) ? -1 / a->scale : 1 / logf(2.0f);
+    const bool begins = FATTNI_BEGINS_WITH_L(K_VARIANT < FATTNI_VARIANT_GENERAL || OF_SHORT_ROWS, CTAS, K_BM);
+    bwd->lse_factor = HOPPER && begins ? -1 / a->scale : 1 / logf(2.0f);
     a->softcap = K_VARIANT == FATTNI_VARIANT_CAPPED ? SOFTCAP : c->softcap;
     a->vector_qkv = bwd->vector_gradients = !c->odd;
     a->drop_T = (uint32_t)lroundf(32768 * c->dropout);
