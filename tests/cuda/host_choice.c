@@ -185,7 +185,7 @@ Test(host_choice, hopper_backward_variants) {
         const int64_t lengths[1] = {call == PACKED ? 3 : 1};
         fattn_ctx *const ctx = planner(90);
         shapes x;
-        describe(&x, dtypes[n % 2], 4, 1000, 1000, calls[n / 2].D);
+        describe(&x, dtypes[n % 2], 4, 1100, 1100, calls[n / 2].D);
         fattn_tensor length = fattn_tensor_view(place(50), FATTN_I32, FATTN_CUDA, 0, 1, lengths),
                      head = fattn_tensor_view(place(51), FATTN_F32, FATTN_CUDA, 0, 1, (int64_t[]){4});
         x.p.flags = call == CAUSAL ? FATTN_CAUSAL : call == WINDOW || call == CAPPED_WINDOW ? FATTN_WINDOW : 0;
