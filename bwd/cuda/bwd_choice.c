@@ -67,20 +67,26 @@ static bool dbias_fits(const fattni_problem *p) {
     return true;
 }
 
-/* Whether a CTA for each head is faster. Where heads fill all SMs these kernels have `speeds` percent of the others'
-   speed, by head_dim, mask and key blocks. The last wave of heads takes as long as a full one; of the others' time two
-   fifths of a wave, or a quarter if heads are long, are the same for few heads and for many (bench/HOPPER.md, 3.17). */
-enum { MOST_BLOCKS = 8, SHORT_BN = 128 };
+/* Whether a CTA for each head is faster. By head_dim, mask and key blocks: the speed of these kernels in percent of the
+   others' where heads fill all SMs; and of the others' time what is the same for few heads and for many, in twentieths
+   of a wave of heads, whose last one takes as long as a full one (bench/HOPPER.md, 3.17). One key block: as many CTAs
+   either way. */
+typedef struct heads_speed {
+    uint8_t percent, fixed;
+} heads_speed;
 static bool heads_are_faster(const fattn_ctx *ctx, const fattni_problem *p, bool causal) {
-    static const uint8_t speeds[2][2][MOST_BLOCKS] = {
-        {{185, 144, 123, 112, 109}, {200, 190, 170, 145, 121, 117, 108, 104}},
-        {{168, 136, 113}, {166, 150, 131, 121, 116, 108}},
+    enum { MOST_BLOCKS = 8, BN = 128 };
+    static const heads_speed speeds[2][2][MOST_BLOCKS] = {
+        {{{185, 0}, {144, 5}, {123, 8}, {112, 5}, {109, 5}},
+         {{200, 0}, {190, 8}, {170, 5}, {145, 5}, {121, 5}, {117, 5}, {108, 5}, {104, 5}}},
+        {{{168, 0}, {136, 5}, {113, 8}}, {{166, 0}, {150, 5}, {131, 8}, {121, 5}, {116, 5}, {108, 5}}},
     };
-    const int64_t blocks = fattni_ceil_div(p->Sk, SHORT_BN), heads = p->B * p->Hq, sms = ctx->gpu.sms;
-    if (blocks > MOST_BLOCKS) return false;
-    if (blocks == 1) return true; /* as many CTAs either way */
-    const int64_t speed = speeds[p->D > 64][causal][blocks - 1], waves = fattni_ceil_div(heads, sms);
-    return 2100 * waves * sms <= speed * (20 * heads + (blocks > 3 ? 5 : 8) * sms);
+    const int64_t blocks = fattni_ceil_div(p->Sk, BN), heads = p->B * p->Hq, sms = ctx->gpu.sms;
+    if (blocks < 1 || blocks > MOST_BLOCKS) return false;
+    const heads_speed x = speeds[p->D > 64][causal][blocks - 1];
+    /* A head's bits must not depend on how many there are (context_parallel.h). */
+    if (p->flags & FATTN_DETERMINISTIC) return x.percent > 0 && blocks <= 4;
+    return blocks == 1 || 2100 * fattni_ceil_div(heads, sms) * sms <= x.percent * (20 * heads + x.fixed * sms);
 }
 /* Short rows as these kernels know them (bwd_sm90_short.cuh): they find delta, and store dK and dV by TMA. */
 static bool has_short_rows(const fattn_ctx *ctx, const fattni_problem *p, int variant, bool causal) {

@@ -241,6 +241,8 @@ Test(host_choice, hopper_short_rows) {
         {64, 100, 112, PLAIN, "d128_heads_6"},
         {66, 1024, 64, PLAIN, "d64_heads_1"},
         {66, 1025, 64, PLAIN, NULL},
+        {1, 512, 128, ORDERED, "d128_heads_6"},
+        {66, 513, 64, ORDERED, NULL},
         {64, 256, 96, PLAIN, NULL},
         {128, 512, 128, ORDERED, "d128_heads_6"},
     };
