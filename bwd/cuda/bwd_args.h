@@ -60,7 +60,8 @@ enum { FATTNI_SEARCH_WARPS = 32 };
 /* Most rows of a head whose dQ SHORT kernels have in shared memory (sm90/bwd_sm90_short.cuh). */
 enum { FATTNI_SHORT_KEYS = 512 };
 
-/* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL, CAUSAL or BANDED. */
+/* Kernels whose S starts with -L / scale instead of 0 (bwd_sm90.cuh says why). `plain`: FULL, CAUSAL, BANDED or
+   BY_HEADS. */
 #define FATTNI_BEGINS_WITH_L(plain, cluster, BM) ((plain) && (cluster) == 1 && (BM) == 64)
 
 /* Most key blocks of a head of packed sequences. */

@@ -1,8 +1,7 @@
-/* Short rows (BY_HEADS): as many rows as keys, one query head per key head, 16-bit
-   tensors with 16-byte accesses. A CTA takes all key blocks of a head, one after the other, and then another head, at
-   a fixed stride. So dQ needs no zeros, no order between CTAs and no kernel or work item that finishes it: the first
-   key block of a row block stores it, the others add, and the last one, the diagonal's in causal calls, gives it to the
-   caller.
+/* Short rows (BY_HEADS): as many rows as keys, one query head per key head, 16-bit tensors with 16-byte accesses. A CTA
+   takes all key blocks of a head, one after the other, and then another head, at a fixed stride. So dQ needs no zeros,
+   no order between CTAs and no kernel or work item that finishes it: the first key block of a row block stores it, the
+   others add, and the last one, the diagonal's in causal calls, gives it to the caller.
 
    KEEPS_DQ: each thread of a consumer has its part of dQ in shared memory, of FATTNI_SHORT_KEYS rows. Else the CTA has
    an accumulator in global memory, and warps 1 and 2 bring a consumer's part of a row block there, and back for the
