@@ -1,6 +1,6 @@
-/* The CUDA kernels against the fp64 reference (cases.h): features, shapes, biases, keys with means, layouts. Few rows:
-   test_cuda_few_rows.c. */
-#include "cases.h"
+/* The CUDA kernels against the fp64 reference (case_checks.h): features, shapes, biases, keys with means, layouts. Few
+   rows: test_cuda_few_rows.c. */
+#include "case_checks.h"
 #include "contexts.h"
 #include "device.h"
 #include "key_means.h"

@@ -1,6 +1,6 @@
 /* Forward of few rows on the device, and of few row blocks, whose keys are split into parts: against the fp64 reference
-   (cases.h), and the same bits alone, in batches and each time. */
-#include "cases.h"
+   (case_checks.h), and the same bits alone, in batches and each time. */
+#include "case_checks.h"
 #include "contexts.h"
 #include "device.h"
 #include "tiles.h"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The rules of README.md, "Folders": includes are paths from the root, a folder includes only what its row
 # allows, only one header tests for CUDA, no folder has more than 25 files, no two headers have the same
-# guard, and no external name of the library is defined twice.
+# guard, no two headers of the tests the same name, and no external name of the library is defined twice.
 set -eu
 cd "$FATTN_SOURCE"
 work=$(mktemp -d)
@@ -111,6 +111,14 @@ grep -E '\.(h|cuh)$' "$work/sources" | xargs grep -hE '^#ifndef [A-Z0-9_]+_H$' |
 if [ -s "$work/twice" ]; then
     echo 'guards of two headers:'
     cat "$work/twice"
+    status=1
+fi
+
+# Tests include each other's headers by name alone: of two with one name the folder of the includer would decide.
+find tests -name '*.h' | sed 's|.*/||' | sort | uniq -d > "$work/names_twice"
+if [ -s "$work/names_twice" ]; then
+    echo 'names of two headers in tests:'
+    cat "$work/names_twice"
     status=1
 fi
 

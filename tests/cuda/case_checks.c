@@ -1,4 +1,4 @@
-#include "cases.h"
+#include "case_checks.h"
 
 #include "call.h"
 #include "device.h"

@@ -2,8 +2,8 @@
    reference on the same rounded inputs. In 16 bits the bound is twice (backward three times) the error of the
    unfused computation in the same dtype. TF32 has F16's significand, and so its bound. F32 and F64 have the bounds of
    the CPU tiles. */
-#ifndef TEST_CUDA_CASES_H
-#define TEST_CUDA_CASES_H
+#ifndef TEST_CUDA_CASE_CHECKS_H
+#define TEST_CUDA_CASE_CHECKS_H
 
 #include "attention.h"
 
