@@ -86,6 +86,17 @@ Test(tape_views, gaps_are_zeroed_when_read) {
     }
 }
 
+/* 8 elements as rows of 3: the last row has 2. */
+Test(tape_views, the_last_row_may_be_short) {
+    const fattn_var x = base_of_shape(1, (int64_t[]){8});
+    cr_assert_eq(write(every(tape, x, 0, 3), 1), 1);
+    for (int64_t e = 0; e < 8; ++e) cr_assert_eq(read(x, e), e % 3 == 0, "element %d", (int)e);
+    const fattn_var y = base_of_shape(1, (int64_t[]){8});
+    cr_assert_eq(write(every(tape, slice(tape, y, 0, 1, 8), 0, 3), 1), 1);
+    cr_assert_eq(write(every(tape, y, 0, 3), 2), 1);
+    for (int64_t e = 0; e < 8; ++e) cr_assert_eq(read(y, e), e % 3 == 0 ? 2 : e % 3 == 1, "element %d", (int)e);
+}
+
 Test(tape_views, overlaps_and_other_forms_zero_the_rest_first) {
     /* Overlapping columns. */
     fattn_var x = base_of_shape(2, (int64_t[]){4, 6});
@@ -175,7 +186,7 @@ Test(tape_views, reversed_slices_that_tile_are_all_fresh) {
     }
 }
 
-/* A random graph of slices, transposes, reversals and products over one base, from a seed. It is quadratic in
+/* A random graph of slices, steps, transposes, reversals and products over one base, from a seed. It is quadratic in
    every coordinate, so central differences are exact up to rounding. */
 typedef struct dice {
     uint64_t seed;
@@ -194,9 +205,10 @@ static fattn_var random_view(fattn_tape *t, dice *d, fattn_var x) {
     for (int64_t n = roll(d, 4); n > 0; --n) {
         const fattn_tensor v = value_of(t, x);
         const int64_t dim = roll(d, v.ndim), size = v.shape[dim], begin = roll(d, size);
-        const int64_t what = roll(d, 5);
+        const int64_t what = roll(d, 6);
         x = what == 0   ? transpose(t, x)
             : what == 1 ? reverse(t, x, dim)
+            : what == 2 ? every(t, x, dim, 1 + roll(d, 3))
                         : slice(t, x, dim, begin, begin + 1 + roll(d, size - begin));
     }
     return x;

@@ -174,6 +174,25 @@ fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t 
     return fattn_op_custom(t, &def, &x, 1, &r);
 }
 
+typedef struct stride {
+    int64_t dim, step;
+} stride;
+
+static fattn_status every_infer(fattn_op_call *c) {
+    const stride *s = c->attr;
+    c->out[0] = c->in[0];
+    c->out[0].shape[s->dim] = (c->in[0].shape[s->dim] + s->step - 1) / s->step;
+    c->out[0].stride[s->dim] *= s->step;
+    return FATTN_OK;
+}
+
+fattn_var every(fattn_tape *t, fattn_var x, int64_t dim, int64_t step) {
+    static const fattn_op_def def = {
+        .struct_size = sizeof def, .attr_size = sizeof(stride), .n_out = 1, .name = "every", .infer = every_infer};
+    const stride s = {dim, step};
+    return fattn_op_custom(t, &def, &x, 1, &s);
+}
+
 static fattn_status reverse_infer(fattn_op_call *c) {
     const int64_t d = *(const int64_t *)c->attr;
     fattn_tensor *const y = &c->out[0];

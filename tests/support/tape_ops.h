@@ -16,6 +16,8 @@ fattn_var sum(fattn_tape *t, fattn_var x);
 fattn_var join(fattn_tape *t, fattn_var a, fattn_var b);
 /* Elements [begin, end) along dim: a view. */
 fattn_var slice(fattn_tape *t, fattn_var x, int64_t dim, int64_t begin, int64_t end);
+/* Elements 0, step, 2 step, ... along dim: a view. */
+fattn_var every(fattn_tape *t, fattn_var x, int64_t dim, int64_t step);
 /* Elements in reverse order along dim: a view. */
 fattn_var reverse(fattn_tape *t, fattn_var x, int64_t dim);
 /* Dimensions in reverse order: a view. */

@@ -132,7 +132,7 @@ static fattn_status infer(fattn_op_call *c) {
     if (will_write(c, Q)) io.dq = &d[Q];
     if (will_write(c, K)) io.dk = &d[K];
     if (will_write(c, V)) io.dv = &d[V];
-    if (converts_bias(c)) d[BIAS] = converted_bias(c, c->in[BIAS].data);
+    if (converts_bias(c)) d[BIAS] = converted_bias(c, c->ctx);
     if (will_write(c, BIAS)) io.d_bias = &d[BIAS];
     if (will_write(c, SINK)) io.d_sink = &d[SINK];
     attribute *const own = attribute_of(c);

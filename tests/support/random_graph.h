@@ -1,0 +1,16 @@
+/* Random graphs of the tape's ops: which ops, what is a view of what, used how often and in which order, follows from a
+   seed. Three inputs are differentiated, one of which lends its elements as the weights of all ops. */
+#ifndef TEST_RANDOM_GRAPH_H
+#define TEST_RANDOM_GRAPH_H
+
+#include <fattn/fattn.h>
+
+/* Asserts that the graph's gradients in dtype, F64 or F32, are the differences in F64, at 16 coordinates of each
+   input. */
+void random_graph_check(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype);
+/* Asserts that those in F16 or BF16 are the ones in F64 but for roundings: eight times what roundings of the inputs,
+   and those on the way in F32, larger by the units' ratio, change, and eight units. Few seeds are beyond that: where
+   all of a gradient cancels exactly, as of a single key, but not when o is rounded. */
+void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype);
+
+#endif
