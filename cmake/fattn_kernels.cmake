@@ -141,5 +141,5 @@ foreach(kernels IN LISTS kernel_libraries)
     target_compile_options(${kernels} PRIVATE --compress-mode=size)
   endif()
   set_property(TARGET ${kernels} PROPERTY RULE_LAUNCH_COMPILE
-    "sh ${PROJECT_SOURCE_DIR}/cmake/keep_ptxas.sh")
+    "sh \"${PROJECT_SOURCE_DIR}/cmake/keep_ptxas.sh\"")
 endforeach()

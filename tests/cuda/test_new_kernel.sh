@@ -1,9 +1,11 @@
 #!/bin/sh
 # A new CUDA kernel is one line of a list and one file: adds one to a copy of the tree in that way, builds it, looks for
-# its description in the list, and runs it in the emulation.
+# its description in the list, and runs it in the emulation. The copy's path has a space.
 set -eu
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+temporary=$(mktemp -d)
+trap 'rm -rf "$temporary"' EXIT
+scratch="$temporary/a copy"
+mkdir "$scratch"
 cd "$FATTN_SOURCE"
 cp -r CMakeLists.txt cmake include core fwd bwd autograd_c data tests examples "$scratch"
 
