@@ -428,6 +428,6 @@ void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype
     }
     gradients(ctx, seed, dtype, seed % 2 ? FATTN_F32 : dtype, x, got);
     const double error = distance(got, want), all = distance(want, none);
-    cr_assert_leq(error, 8 * (roundings + unit * fmax(all, 1)), "seed %lu, %s: %g of %g, where roundings make %g",
+    cr_assert_leq(error, 4 * (roundings + unit * fmax(all, 1)), "seed %lu, %s: %g of %g, where roundings make %g",
                   (unsigned long)seed, fattn_dtype_name(dtype), error, all, roundings);
 }

@@ -8,8 +8,8 @@
 /* Asserts that the graph's gradients in dtype, F64 or F32, are the differences in F64, at 16 coordinates of each
    input. */
 void random_graph_check(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype);
-/* Asserts that those in F16 or BF16 are the ones in F64 but for roundings: eight times what roundings of the inputs
-   change, and those on the way, which are measured in F32, and eight units. */
+/* Asserts that those in F16 or BF16 are the ones in F64 but for roundings: four times what roundings of the inputs
+   change, and those on the way, which are measured in F32, and four units. */
 void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype);
 
 #endif
