@@ -36,7 +36,7 @@ static fattn_status step(rank *r, fattn_ctx *ctx, fattn_comm *comm, fattn_cp *cp
     float sum;
     fattn_cp_positions(cp, places);
     const fattn_tensor positions = fattn_tensor_view(places, FATTN_I32, FATTN_CPU, 0, 1, &rows);
-    fattn_tensor whole, x, w;
+    fattn_tensor whole = {0}, x = {0}, w = {0};
     fattn_status s = fattn_tensor_alloc(ctx, FATTN_F32, 3, all, &whole);
     if (!s) s = fattn_tensor_alloc(ctx, FATTN_F32, 3, mine, &x);
     if (!s) s = fattn_tensor_alloc(ctx, FATTN_F32, 2, square, &w);

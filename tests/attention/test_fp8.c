@@ -544,7 +544,8 @@ Test(fp8, renewed_at_low_addresses) {
                               .dtype = FATTN_F32,
                               .flags = FATTN_FP8 | FATTN_FP8_RENEW};
     const size_t bytes = 4096 * 128 * 4;
-    void *const low = mmap((char *)NULL + (1 << 20), bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *const low =
+        mmap((void *)(uintptr_t)(1 << 20), bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq(low, MAP_FAILED);
     fattn_ctx *const ctx = attention_context(1);
     attention *const a = attention_new(ctx, &c);

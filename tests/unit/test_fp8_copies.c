@@ -620,11 +620,13 @@ Test(fp8_refused, overlaps) {
 /* Backward with FATTN_FP8_RENEW runs a forward call, so that it refuses what forward with FATTN_FP8 does. */
 Test(fp8_refused, renewed) {
     call c;
+    fattn_tensor known;
 #define NOT_RENEWED(status, says, ...)                                                                                 \
     do {                                                                                                               \
         fattn_attention_plan plan = {.struct_size = sizeof plan};                                                      \
         fill(&c);                                                                                                      \
-        fattn_tensor dq = c.q, known = c.lse;                                                                          \
+        fattn_tensor dq = c.q;                                                                                         \
+        known = c.lse;                                                                                                 \
         c.io.d_o = &c.v, c.io.dq = &dq, c.p.flags |= FATTN_FP8_RENEW;                                                  \
         __VA_ARGS__;                                                                                                   \
         cr_assert_eq(fattn_attention_bwd(ctx, &c.p, &c.io), status, "%s", fattn_ctx_error(ctx));                       \
