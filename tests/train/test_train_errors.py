@@ -98,7 +98,7 @@ def full_disks(folder):
     with open(FATTN, "rb") as program: # the thread sanitizer writes its own file
         limited = b"__tsan_init" not in program.read()
     if limited:
-        said = run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1000).stderr
+        said = run(*TINY, "--checkpoint", here, code=1, says="cannot write", limit=1024).stderr
         assert said.count("cannot write") == 1, said
         assert os.listdir(here) == [], os.listdir(here)
     file = os.path.join(folder, "file")
