@@ -129,6 +129,7 @@ static fattn_var add_or_mul(graph *g, fattn_var x) {
     return roll(g, 3) ? fattn_op_add(g->t, x, b) : fattn_op_mul(g->t, x, b);
 }
 
+/* Without relu: a difference across its kink is no derivative. */
 static fattn_var elementwise(graph *g, fattn_var x) {
     switch (roll(g, 6)) {
     case 0: return fattn_op_gelu(g->t, x);
@@ -186,9 +187,10 @@ static fattn_var moved(graph *g, fattn_var x) {
         const int64_t begin = roll(g, s.shape[dim]);
         return fattn_op_slice(g->t, x, dim, begin, begin + 1 + roll(g, s.shape[dim] - begin));
     }
-    case 3: {
+    case 3: { /* an odd part and 2 divide an even number of elements */
         const int64_t whole = fattn_tensor_numel(&s), part = s.shape[dim];
-        const int64_t shape[3] = {roll(g, 2) ? 1 : part, -1, 1 + roll(g, 2) * (whole % 2 == 0 && part % 2)};
+        const bool halves = whole % 2 == 0 && part % 2 && roll(g, 2);
+        const int64_t shape[3] = {roll(g, 2) ? 1 : part, -1, halves ? 2 : 1};
         return fattn_op_reshape(g->t, x, 3, shape);
     }
     default: {
