@@ -10,12 +10,11 @@
    device, else the device's primary context; the stream and memory that it is given must belong to the
    same. Calls restore the thread's current device and CUDA context. Work of two contexts is ordered only
    by a stream that they share or by the caller's events.
-   fork. A context on the CPU, its memory and the objects made with it can be used in the child. But GCC's OpenMP
-   does not survive a fork by a thread that has run a parallel region: in the child a call on several threads
-   then never returns. So call omp_pause_resource_all(omp_pause_hard) before fork, or fork from a thread that has
-   not computed, or compute with cpu_threads 1 in the child. LLVM's OpenMP does survive it, but not (version 14)
-   when it was paused before: then the child ends. A context on a GPU must not be used in the child, not even by
-   fattn_ctx_destroy: CUDA does not allow it. */
+   fork. A context on the CPU, its memory and the objects made with it can be used in the child. But GCC's OpenMP does
+   not survive a fork by a thread that has run a parallel region: in the child a call on several threads never
+   returns. So call omp_pause_resource_all(omp_pause_hard) before fork, or fork from a thread that has not computed, or
+   compute with cpu_threads 1 in the child. LLVM's survives it, but not (version 14) after omp_pause_resource_all. A
+   context on a GPU must not be used in the child, not even by fattn_ctx_destroy: CUDA does not allow it. */
 #ifndef FATTN_CONTEXT_H
 #define FATTN_CONTEXT_H
 
