@@ -196,7 +196,7 @@ static const char *expectation(const cli_option *o, const char *text, char *buff
                        : o->type == CLI_INT ? "a whole number"
                                             : "a number";
     if (o->type == CLI_TEXT)
-        snprintf(buffer, size, "a text that is not empty");
+        snprintf(buffer, size, "a text of at least one character");
     else if (o->type == CLI_CHOICE)
         snprintf(buffer, size, "one of %s", o->choices);
     else if (o->max >= unbounded && !(text && strtod(text, NULL) > o->max))
