@@ -406,7 +406,7 @@ static double distance(const double *a, const double *b) {
 }
 
 void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype) {
-    static double x[ELEMENTS], moved[ELEMENTS], noise[ELEMENTS], want[ELEMENTS], got[ELEMENTS], near[ELEMENTS];
+    static double x[ELEMENTS], rounded[ELEMENTS], noise[ELEMENTS], want[ELEMENTS], got[ELEMENTS], near[ELEMENTS];
     static const double none[ELEMENTS];
     int64_t at = 0;
     for (int i = 0; i < INPUTS; ++i) { /* the numbers that dtype has */
@@ -422,10 +422,14 @@ void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype
     gradients(ctx, seed, FATTN_F32, FATTN_F32, x, near);
     double roundings = distance(near, want) * unit / 0x1p-24; /* of what is computed on the way */
     for (uint32_t n = 0; n < 2; ++n) {                        /* and of the inputs */
-        const fattn_tensor t = fattn_tensor_view(noise, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){ELEMENTS});
+        const fattn_tensor host = fattn_tensor_view(noise, FATTN_F64, FATTN_CPU, 0, 1, (int64_t[]){ELEMENTS});
+        fattn_tensor t;
+        cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F64, 1, host.shape, &t), FATTN_OK);
         cr_assert_eq(fattn_tensor_normal(ctx, &t, 0, unit, (fattn_rng){seed, 100 + n, 0}), FATTN_OK);
-        for (int i = 0; i < ELEMENTS; ++i) moved[i] = x[i] * (1 + noise[i]);
-        gradients(ctx, seed, FATTN_F64, FATTN_F64, moved, near);
+        cr_assert_eq(fattn_tensor_copy(ctx, &host, &t), FATTN_OK);
+        fattn_tensor_free(ctx, &t);
+        for (int i = 0; i < ELEMENTS; ++i) rounded[i] = x[i] * (1 + noise[i]);
+        gradients(ctx, seed, FATTN_F64, FATTN_F64, rounded, near);
         roundings = fmax(roundings, distance(near, want));
     }
     gradients(ctx, seed, dtype, seed % 2 ? FATTN_F32 : dtype, x, got);
