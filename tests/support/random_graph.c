@@ -165,11 +165,12 @@ static fattn_var reduce(graph *g, fattn_var x) {
 
 static fattn_var over_rows(graph *g, fattn_var x) {
     const fattn_tensor s = shape_of(g, x);
+    const fattn_var gain = vector(g, last(&s)), bias = vector_or_none(g, last(&s));
     x = rows(g, x);
     switch (roll(g, 3)) {
     case 0: return fattn_op_softmax(g->t, x);
-    case 1: return fattn_op_rmsnorm(g->t, x, vector(g, last(&s)), 0.5f);
-    default: return fattn_op_layernorm(g->t, x, vector(g, last(&s)), vector_or_none(g, last(&s)), 0.5f);
+    case 1: return fattn_op_rmsnorm(g->t, x, gain, 0.5f);
+    default: return fattn_op_layernorm(g->t, x, gain, bias, 0.5f);
     }
 }
 
@@ -194,7 +195,7 @@ static fattn_var moved(graph *g, fattn_var x) {
         return fattn_op_reshape(g->t, x, 3, shape);
     }
     default: {
-        const fattn_var all[3] = {x, like(g, x), like(g, x)};
+        const fattn_var second = like(g, x), third = like(g, x), all[3] = {x, second, third};
         const int n = 2 + (int)roll(g, 2);
         return n * fattn_tensor_numel(&s) > MOST_ELEMENTS ? (fattn_var){0} : fattn_op_concat(g->t, all, n, dim);
     }
