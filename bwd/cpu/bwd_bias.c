@@ -72,9 +72,9 @@ static void bias_task(void *arg, int64_t task, int thread) {
         for (int64_t h = h0; h < h_end; ++h) add_head(w, b, h, rows, keys, fattni_bwd_scratch(w, thread));
 }
 
-void fattni_bwd_bias(fattni_bwd *w) {
+void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w) {
     const fattni_stage stage = {w->bias_tasks, bias_task};
-    fattni_cpu_stages(w->threads, w->k, &stage, 1, w);
+    fattni_cpu_stages(ctx, w->threads, w->k, &stage, 1, w);
 }
 
 /* Task: one head. dsink = -sum exp(sink - L) delta over its rows, in ascending order, in double. */

@@ -369,8 +369,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
         w.one_pass ? (fattni_stage){p->B * p->Hkv, head_task}
                    : (fattni_stage){w.row_tasks + w.column_tasks, two_pass_task},
     };
-    fattni_cpu_stages(w.threads, w.k, stages, 3, &w);
-    fattni_bwd_bias(&w);
+    fattni_cpu_stages(ctx, w.threads, w.k, stages, 3, &w);
+    fattni_bwd_bias(ctx, &w);
     fattni_bwd_sink(ctx, &w);
     return FATTN_OK;
 }

@@ -112,7 +112,7 @@ void fattni_bwd_probabilities(const fattni_bwd *w, const fattni_bwd_rows *r, con
 
 /* d_bias, summed over its broadcast dimensions; d_sink. After delta. */
 int64_t fattni_bwd_bias_tasks(const fattni_problem *p, const fattni_cpu_kernels *k);
-void fattni_bwd_bias(fattni_bwd *w);
+void fattni_bwd_bias(const fattn_ctx *ctx, fattni_bwd *w);
 void fattni_bwd_sink(const fattn_ctx *ctx, fattni_bwd *w);
 
 #endif

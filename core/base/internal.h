@@ -102,8 +102,8 @@ const char *fattni_shape_text(const fattn_tensor *t, char *buffer, size_t size);
    depend on the number of threads. */
 typedef void (*fattni_task)(void *arg, int64_t task, int thread);
 void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg);
-/* On at most so many. */
-void fattni_parallel_on(int most, int64_t count, fattni_task run, void *arg);
+/* On at most so many of them. */
+void fattni_parallel_on(const fattn_ctx *ctx, int64_t most, int64_t count, fattni_task run, void *arg);
 /* Iteration n of a loop in which a task waits for one with a lower number. */
 void fattni_pause(int n);
 int fattni_default_threads(void);

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 #include <sched.h>
+#include <stdatomic.h>
 
 /* libomp is not instrumented for the thread sanitizer, and its tool for that (Archer) misses
    synchronisations on a busy machine. These annotations state the only ones: a parallel region starts
@@ -26,22 +27,26 @@ void fattni_pause(int n) {
 int fattni_default_threads(void) { return (int)fattni_min(omp_get_max_threads(), FATTNI_MOST_THREADS); }
 
 void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void *arg) {
-    fattni_parallel_on(ctx->cpu_threads, count, run, arg);
+    fattni_parallel_on(ctx, ctx->cpu_threads, count, run, arg);
 }
 
-void fattni_parallel_on(int most, int64_t count, fattni_task run, void *arg) {
-    const int threads = (int)fattni_min(most, count);
+/* A team has one size, whatever the number of tasks: libgomp ends the threads that a smaller team has no use for, and
+   starts them again for the next larger one. */
+void fattni_parallel_on(const fattn_ctx *ctx, int64_t most, int64_t count, fattni_task run, void *arg) {
+    const int64_t threads = fattni_min(most, count);
+    const int team = threads > 1 ? ctx->cpu_threads : 1;
     if (count <= 0) return;
+    atomic_llong next = 0;
     char fork, join;
     RELEASE(&fork);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team)
     {
         ACQUIRE(&fork);
         /* Sets the default of this thread only: a BLAS called from a task stays on one thread even
            when the team is a single thread, which OpenMP does not count as parallel. */
         omp_set_num_threads(1);
-#pragma omp for schedule(monotonic : dynamic, 1)
-        for (int64_t task = 0; task < count; ++task) run(arg, task, omp_get_thread_num());
+        const int thread = omp_get_thread_num();
+        for (int64_t task; thread < threads && (task = atomic_fetch_add(&next, 1)) < count;) run(arg, task, thread);
         RELEASE(&join);
     }
     ACQUIRE(&join);

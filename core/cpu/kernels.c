@@ -40,9 +40,10 @@ static void run_task(void *arg, int64_t index, int thread) {
     atomic_fetch_add_explicit(&s->done, 1, memory_order_release);
 }
 
-void fattni_cpu_stages(int64_t threads, const fattni_cpu_kernels *k, const fattni_stage *list, int count, void *arg) {
+void fattni_cpu_stages(const fattn_ctx *ctx, int64_t threads, const fattni_cpu_kernels *k, const fattni_stage *list,
+                       int count, void *arg) {
     stages s = {k, list, arg, 0};
     int64_t tasks = 0;
     for (int n = 0; n < count; ++n) tasks += list[n].count;
-    fattni_parallel_on((int)threads, tasks, run_task, &s);
+    fattni_parallel_on(ctx, threads, tasks, run_task, &s);
 }

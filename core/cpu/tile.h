@@ -191,6 +191,7 @@ typedef struct fattni_stage {
     int64_t count;
     fattni_task run;
 } fattni_stage;
-void fattni_cpu_stages(int64_t threads, const fattni_cpu_kernels *k, const fattni_stage *stages, int count, void *arg);
+void fattni_cpu_stages(const fattn_ctx *ctx, int64_t threads, const fattni_cpu_kernels *k, const fattni_stage *stages,
+                       int count, void *arg);
 
 #endif

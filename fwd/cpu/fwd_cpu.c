@@ -175,7 +175,7 @@ void fattni_fwd_blocks(const fattn_ctx *ctx, const fattni_problem *p) {
         atomic_init(&c->pieces, 0), atomic_init(&c->tiles, 0), atomic_init(&c->ready, 0);
     }
     const fattni_stage stage = {f.threads, run_planes};
-    fattni_cpu_stages(f.threads, f.k, &stage, 1, &f);
+    fattni_cpu_stages(ctx, f.threads, f.k, &stage, 1, &f);
 }
 
 /* Every feature, every dtype. */

@@ -100,7 +100,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     (void)plan;
     forward f = plan_forward(ctx, p);
     const fattni_stage stage = {p->B * p->Hq, attend};
-    fattni_cpu_stages(ctx->cpu_threads, f.k, &stage, 1, &f);
+    fattni_cpu_stages(ctx, ctx->cpu_threads, f.k, &stage, 1, &f);
     return FATTN_OK;
 }
 

@@ -266,7 +266,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     (void)plan;
     forward w = plan_forward(ctx, p);
     const fattni_stage stages[2] = {{p->B * p->Hkv * w.parts, run_part}, {p->B * p->Hq, run_head}};
-    fattni_cpu_stages(w.threads, w.f.k, stages, 2, &w);
+    fattni_cpu_stages(ctx, w.threads, w.f.k, stages, 2, &w);
     return FATTN_OK;
 }
 
