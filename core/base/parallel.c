@@ -31,11 +31,12 @@ void fattni_parallel(const fattn_ctx *ctx, int64_t count, fattni_task run, void 
 }
 
 /* A team has one size, whatever the number of tasks: libgomp ends the threads that a smaller team has no use for, and
-   starts them again for the next larger one. */
+   starts them again for the next larger one. Only as many threads as tasks are started beyond the processors. */
 void fattni_parallel_on(const fattn_ctx *ctx, int64_t most, int64_t count, fattni_task run, void *arg) {
     const int64_t threads = fattni_min(most, count);
-    const int team = threads > 1 ? ctx->cpu_threads : 1;
     if (count <= 0) return;
+    const int64_t kept = fattni_min(ctx->cpu_threads, omp_get_num_procs());
+    const int team = threads > 1 ? (int)fattni_max(threads, kept) : 1;
     atomic_llong next = 0;
     char fork, join;
     RELEASE(&fork);
