@@ -1,6 +1,7 @@
 #include "core/cpu/gemm_cpu.h"
 
 #include <cblas.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Sizes of a block of C, largest first: large enough for OpenBLAS to run at full speed, small
@@ -36,6 +37,25 @@ static void *at(const fattni_gemm *g, const void *p, int64_t element) {
     return (char *)p + element * (int64_t)fattn_dtype_size(g->dtype);
 }
 
+/* OpenBLAS packs an operand of a small product panel by panel into the same few pages of its buffer, and its kernels for
+   AVX2 prefetch the panel behind. Where no product has been wide enough for it to pack them side by side, these pages
+   have no memory, each prefetch is a search for them, and on an AMD Zen that takes two thirds of the time. So a
+   thread's first product of a dtype is a wide one, of zeros. */
+static void warm_up(fattn_dtype dtype) {
+    enum { M = 48, N = 1024, K = 384 }; /* a few panels; more columns than a block of any CPU's; a block's depth */
+    static _Thread_local bool warm[2];
+    if (warm[dtype == FATTN_F64]) return;
+    warm[dtype == FATTN_F64] = true;
+    double *const zeros = calloc(N * K + M * N, sizeof *zeros); /* A is a part of B */
+    if (!zeros) return;
+    if (dtype == FATTN_F64)
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 1.0, zeros, K, zeros, K, 0.0, zeros + N * K, N);
+    else
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 1.0f, (float *)zeros, K, (float *)zeros, K, 0.0f,
+                    (float *)zeros + N * K, N);
+    free(zeros);
+}
+
 /* C as it is before the product is added to it: row, onto or their sum. */
 static void begin_rows(const fattni_gemm *g) {
     const size_t bytes = (size_t)g->N * fattn_dtype_size(g->dtype);
@@ -53,6 +73,7 @@ static void begin_rows(const fattni_gemm *g) {
 
 void fattni_gemm_task(const fattni_gemm *g) {
     if (g->M <= 0 || g->N <= 0) return;
+    warm_up(g->dtype);
     double beta = g->beta;
     if (g->row || g->onto) {
         begin_rows(g);
