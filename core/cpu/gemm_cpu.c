@@ -37,10 +37,10 @@ static void *at(const fattni_gemm *g, const void *p, int64_t element) {
     return (char *)p + element * (int64_t)fattn_dtype_size(g->dtype);
 }
 
-/* OpenBLAS packs an operand of a small product panel by panel into the same few pages of its buffer, and its kernels for
-   AVX2 prefetch the panel behind. Where no product has been wide enough for it to pack them side by side, these pages
-   have no memory, each prefetch is a search for them, and on an AMD Zen that takes two thirds of the time. So a
-   thread's first product of a dtype is a wide one, of zeros. */
+/* OpenBLAS packs an operand of a small product panel by panel into the same few pages of its buffer, and its kernels
+   for AVX2 prefetch the panel behind. Where no product has been wide enough for it to pack them side by side, these
+   pages have no memory, each prefetch is a search for them, and on an AMD Zen of the first generation that takes two
+   thirds of the time. So a thread's first product of a dtype is a wide one, of zeros. */
 static void warm_up(fattn_dtype dtype) {
     enum { M = 48, N = 1024, K = 384 }; /* a few panels; more columns than a block of any CPU's; a block's depth */
     static _Thread_local bool warm[2];

@@ -518,14 +518,23 @@ static fattn_status run_decode(fattn_ctx *ctx, const fattni_problem *p, const fa
 }
 
 static fattn_status run_rows(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
-    const rows_split rows = rows_of(ctx, p, k);
-    const split *const s = &rows.s;
+    rows_split rows = rows_of(ctx, p, k);
+    split *const s = &rows.s;
+    /* A cluster's CTAs are neighbours: where SMs are left idle, CTAs that are not have more of the memory's speed. */
+    if (s->parts > 1 && s->parts <= FATTNI_ROWS_CLUSTER && 8 * s->all_tiles * s->parts > 7 * ctx->gpu.sms) {
+        int fit = 0;
+        FATTNI_TRY(fattni_cuda_clusters(ctx, k, (int)s->parts, &fit));
+        if (s->all_tiles <= fit) s->cluster = s->parts;
+    }
     const int box = (int)(p->page ? fattni_min(p->page, k->BN) : k->BN);
+    const int64_t none = FATTNI_ROWS_SHARED(0, rows.results, k->D),
+                  most_at_once = ((int64_t)k->shared - none) / (FATTNI_ROWS_SHARED(1, rows.results, k->D) - none);
     fattni_fwd_rows_args z = {.x = parts_args_of(p, s),
                               .items = (int32_t)(s->all_tiles * s->parts),
                               .each = rows.each,
                               .most = rows.most,
                               .groups = rows.results,
+                              .at_once = (int32_t)fattni_min(most_at_once, fattni_ceil_div(s->rows, s->parts)),
                               .ragged = p->page || p->packed || p->padded};
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
@@ -533,9 +542,9 @@ static fattn_status run_rows(fattn_ctx *ctx, const fattni_problem *p, const fatt
     if (status == FATTN_OK) status = fattni_sm90_map(ctx, &p->v, p->dtype, k->D, box, &z.v, &z.v_step);
     fattni_cuda_leave(ctx, entered);
     FATTNI_TRY(status);
-    FATTNI_TRY(
-        fattni_cuda_launch_clusters(ctx, k, fattni_min(z.items, ctx->gpu.sms), 1, k->threads, k->shared, &z, sizeof z));
-    if (s->parts == 1) return FATTN_OK;
+    FATTNI_TRY(fattni_cuda_launch_clusters(ctx, k, fattni_min(z.items, ctx->gpu.sms), (int)s->cluster, k->threads,
+                                           k->shared, &z, sizeof z));
+    if (s->parts == s->cluster) return FATTN_OK;
     z.adds = 1, z.x.parts = fattni_divider_of((int32_t)fattni_ceil_div(s->rows * k->D, 4 * FATTNI_ROWS_ADDING));
     return fattni_cuda_launch_clusters(ctx, k, s->all_tiles * z.x.parts.by, 1, FATTNI_ROWS_ADDING, 0, &z, sizeof z);
 }

@@ -87,20 +87,25 @@ FATTNI_FWD_PARTS int fattni_decode_most_parts(int keys, int heads, int rows, int
 enum {
     FATTNI_ROWS_LEAST = 512,  /* keys of a part, at least; parts are multiples of BLOCK */
     FATTNI_ROWS_BLOCK = 128,  /* one of the kernels' blocks, or two */
-    FATTNI_ROWS_ADDING = 128, /* threads of a CTA that adds up results in memory */
+    FATTNI_ROWS_CLUSTER = 3,  /* CTAs that add up results themselves, at most: of more a second launch does */
+    FATTNI_ROWS_ADDING = 128, /* threads of a CTA of the launch that adds up results in memory */
     FATTNI_ROWS_PARTS = 128   /* of all groups of heads of a sequence together, and of 8 and more groups' each 16 */
 };
+
+/* Bytes of shared memory in which a CTA adds up so many rows' results in memory, `results` of each. */
+#define FATTNI_ROWS_SHARED(rows, results, D) (16 + (rows) * (16 + (results) * (8 + 4 * (D))))
 
 typedef struct fattni_fwd_rows_args {
     CUtensorMap k, v; /* {d, key, head, batch or page}, boxes of 64 columns and BN keys, or a page of fewer */
     fattni_map_step k_step, v_step;
     fattni_fwd_parts_args x;
-    int32_t items;  /* of the call: tiles x parts.by */
-    int32_t each;   /* parts of an item */
-    int32_t most;   /* parts of a tile, at most */
-    int32_t groups; /* results of a tile in memory, at most */
-    int32_t ragged; /* what lies beyond a sequence's last key need not be a number */
-    int32_t adds;   /* the launch that adds up results in memory: x.parts is CTAs of a tile's rows */
+    int32_t items;   /* of the call: tiles x parts.by */
+    int32_t each;    /* parts of an item */
+    int32_t most;    /* parts of a tile, at most */
+    int32_t groups;  /* results of a tile in memory, at most */
+    int32_t at_once; /* rows whose results a CTA adds up at a time */
+    int32_t ragged;  /* what lies beyond a sequence's last key need not be a number */
+    int32_t adds;    /* the launch that adds up results in memory: x.parts is CTAs of a tile's rows */
 } fattni_fwd_rows_args;
 
 /* The most parts of a tile's keys, of a sequence with so many groups of heads that share K and V. */

@@ -93,6 +93,7 @@ static const attention_case cases[] = {
     {.name = "few rows, a batch, 16", .B = 70, .Hq = 16, .Hkv = 2, .Sq = 2, .Sk = 600, .D = 64},
     {.name = "few rows and keys, a batch", .B = 70, .Hq = 2, .Sq = 1, .Sk = 100, .D = 64},
     {.name = "rows of a group", .B = 1, .Hq = 16, .Hkv = 2, .Sq = 5, .Sk = 4200, .D = 64, .flags = FATTN_CAUSAL},
+    {.name = "rows of a group, a batch", .B = 8, .Hq = 24, .Hkv = 8, .Sq = 7, .Sk = 4200, .D = 64, .sink = true},
     {.name = "rows of a group, packed",
      .B = 3,
      .Hq = 6,

@@ -70,17 +70,19 @@ Test(cuda_few_rows, few_rows_of_large_groups, .timeout = 400) {
         if (n == 21) c.B = 70, c.Hkv = 2, c.Hq = 6, c.Sq = 7;                          /* more tiles than SMs */
         c.D = n / 3 % 2 ? 64 : 128;
         c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
+        if (n >= 24 && n < 30 && n != 26) c.B = 6, c.Hkv = 16, c.Hq = 80, c.Sq = 11; /* tiles of one to three CTAs */
         give_lengths(&c);
         check(cpu, &c, n % 4 ? FATTN_BF16 : FATTN_F16);
     }
-    for (int n = 0; n < 8 && mine(0); ++n) { /* one tile of 64 rows, of 128, two; one sequence, and more than SMs */
+    /* One tile of 64 rows, of 128, two, in several CTAs that are no cluster, three and two that are, and alone. */
+    for (int n = 0; n < 16 && mine(0); ++n) {
         const attention_case c = {.name = "large groups",
-                                  .B = n % 2 ? 40 : 1,
-                                  .Hq = (const int64_t[]){32, 64, 72, 24}[n / 2],
+                                  .B = (const int64_t[]){1, 5, 7, 40}[n % 4],
+                                  .Hq = (const int64_t[]){32, 64, 72, 24}[n / 4],
                                   .Hkv = 8,
                                   .Sq = 16,
                                   .Sk = 5000,
-                                  .D = n % 4 < 2 ? 64 : 128,
+                                  .D = (n / 4 + n) % 2 ? 128 : 64,
                                   .dtype = half_type(n % 3 != 1),
                                   .wide = true};
         call *const x = call_new(ctx, &c);
@@ -216,6 +218,21 @@ Test(cuda_few_rows, few_rows_alone_or_in_a_batch, .timeout = 400) {
                                   .length_k = {9000, 1, 4097, 130, 777}};
         const bool bounded = c.Sq * c.Hq / c.Hkv > 16; /* kernels follow from the bound of rows */
         check_alone(ctx, &c, bounded, "_few_");
+    }
+    for (int n = 0; n < 4 && mine(0); ++n) { /* a tile has three CTAs, alone 16 */
+        const attention_case c = {.name = "alone, of large groups",
+                                  .B = 5,
+                                  .Hq = n % 2 ? 64 : 32,
+                                  .Hkv = 8,
+                                  .Sq = 16,
+                                  .Sk = 9000,
+                                  .D = n < 2 ? 64 : 128,
+                                  .dtype = half_type(n != 1),
+                                  .flags = n == 2 ? FATTN_CAUSAL : 0,
+                                  .lengths = LENGTHS_PADDED,
+                                  .length_q = {16, 3, 11, 16, 7},
+                                  .length_k = {9000, 1, 4097, 2100, 777}};
+        check_alone(ctx, &c, true, ctx->gpu.arch == 90 ? "_decode_rows_" : "_");
     }
     for (int n = 0; n < 8 && mine(0); ++n) { /* parts that meet in clusters, in memory, in their CTA */
         const attention_case c = {.name = "alone, long",

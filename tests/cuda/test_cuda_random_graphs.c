@@ -1,4 +1,4 @@
-/* Random graphs of the tape's ops (random_graph.h) on the device: against finite differences, and 16 bits against F64. */
+/* Random graphs of all ops of the tape on the device: against finite differences, 16 bits against F64. */
 #include "case_checks.h"
 #include "device.h"
 #include "random_graph.h"

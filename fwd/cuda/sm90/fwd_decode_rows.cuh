@@ -9,8 +9,9 @@
                tensor maps can take.
    Items       a tile's keys, or consecutive parts of them; item n of the call is CTA n % grid's. Parts (fwd_decode.h)
                follow from the sequence's keys and the number of heads. The item with a tile's first part adds its parts
-               up in registers, the others' lie in memory, one by one, and a second launch adds all up, in their order:
-               which CTA computed a part does not show in the bits.
+               up in registers, the others' lie in memory, one by one. All are added up in their order: by the tile's
+               CTAs where they are few, which are a cluster then, or by a second launch. Which CTA computed a part does
+               not show in the bits.
    Warps       of the first warpgroup one loads K and V, or two load one each, and one loads Q; the others compute. In a
                tile of 128 rows two own 64 each. In one of 64 they are one, or (head_dim 64, where one alone would take
                longer than memory) two, which take turns at the blocks: at the end of a part the second one's sum is
@@ -20,6 +21,7 @@
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
 #include "core/device/describe.cuh"
 #include "core/device/sm90_tile.cuh"
+#include "core/ptx/cluster.h"
 #include "core/ptx/cp_async.h"
 #include "core/ptx/grid.h"
 #include "fwd/cuda/fwd_decode.h"
@@ -55,8 +57,9 @@ static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 static_assert(FATTNI_ROWS_BLOCK % (STEP * BN) == 0, "each part begins with the first consumer");
 
 /* Named barriers; 0 is __syncthreads. TAIL_BARRIER + consumer: its threads have cleared their part of V. Where two take
-   turns: SENT_BARRIER, the second one's sum is there; FREE_BARRIER, the first one has read it. */
-enum named_barrier { TAIL_BARRIER = 1, SENT_BARRIER = 3, FREE_BARRIER = 4 };
+   turns: SENT_BARRIER, the second one's sum is there; FREE_BARRIER, the first one has read it. ADD_BARRIER: the
+   statistics of results in memory are added up. */
+enum named_barrier { TAIL_BARRIER = 1, SENT_BARRIER = 3, FREE_BARRIER = 4, ADD_BARRIER = 5 };
 
 /* A stage, of several that are used in turn, and the parity of the phase that is waited for. */
 typedef struct ring {
@@ -68,14 +71,16 @@ DEVICE void advance(ring *x, int by, int stages) {
     x->stage = to - turns * stages, x->parity ^= turns & 1;
 }
 
+/* Tile n of the call. Gives its parts, or 0 where it has no rows. */
+DEVICE int find_parts(const fattni_fwd_rows_args *z, int n, key_part *w) {
+    if (find_tile(&z->x, n, w) == 0) return 0;
+    w->keys = fattni_rows_keys_of_part(w->end - w->begin, z->most);
+    return parts_of(w);
+}
 /* Item n of the call. Gives 0 where its tile has no rows, or fewer parts. */
 DEVICE int find_item(const fattni_fwd_rows_args *z, int n, key_part *w) {
-    const fattni_fwd_parts_args *const x = &z->x;
-    w->cta = fattni_divide(&n, &x->parts), w->part = w->cta * z->each;
-    if (find_tile(x, n, w) == 0) return 0;
-    w->keys = fattni_rows_keys_of_part(w->end - w->begin, z->most);
-    if (w->part > 0 && w->part >= parts_of(w)) return 0;
-    return 1;
+    w->cta = fattni_divide(&n, &z->x.parts), w->part = w->cta * z->each;
+    return w->part < find_parts(z, n, w);
 }
 /* Keys of an item: [item_begin, item_end), of which the first is at a multiple of BN. */
 DEVICE int item_begin(const key_part *w) { return w->begin + w->part * w->keys; }
@@ -85,8 +90,9 @@ DEVICE int item_end(const fattni_fwd_rows_args *z, const key_part *w) {
 
 /* ---- producers ---- */
 
-/* Loads K and V of the CTA's items, or one of them. Pages of fewer than BN keys are loaded one by one. */
-DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared, int first, int last) {
+/* Loads K and V of the CTA's items, or one of them. Pages of fewer than BN keys are loaded one by one. once: whether
+   they leave L2 first, where results of parts are to stay; a constant, for the loop's speed. */
+DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared, int first, int last, int once) {
     const fattni_fwd_parts_args *const x = &z->x;
     const int pages = x->page_table.p != 0, log2 = pages ? min(x->page_log2, LOG2_BN) : LOG2_BN;
     ring at = {0, 1};
@@ -116,9 +122,11 @@ DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared, int fir
                     if (!is_leader()) continue;
                     for (int c = 0; c < PANELS; ++c)
                         if (values)
-                            tma_load(v + (c * BN + y) * 128, &z->v, full, 64 * c, row, v_head, batch * z->v_step.batch);
+                            (once ? tma_load_once : tma_load)(v + (c * BN + y) * 128, &z->v, full, 64 * c, row, v_head,
+                                                              batch * z->v_step.batch);
                         else
-                            tma_load(k + (c * BN + y) * 128, &z->k, full, 64 * c, row, k_head, batch * z->k_step.batch);
+                            (once ? tma_load_once : tma_load)(k + (c * BN + y) * 128, &z->k, full, 64 * c, row, k_head,
+                                                              batch * z->k_step.batch);
                 }
             }
             advance(&at, 1, STAGES);
@@ -438,14 +446,91 @@ DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memor
     if (sends) named_barrier_sync(FREE_BARRIER, 256); /* so that each arrival has its wait */
 }
 
-/* The second launch of a call of which several CTAs have parts of a tile. */
+/* ---- sums of results in memory, by a cluster that has a tile's parts, each CTA some of its rows ---- */
+
+/* Adds up the statistics of a row's results. weights[n]: what O so far is multiplied by before result n is added, and
+   that result. */
+DEVICE row_result add_row(const fattni_fwd_rows_args *z, const key_part *w, int row, const float *m, const float *l,
+                          int count, float2 *weights) {
+    const float unit = z->x.a.scale * LOG2E;
+    row_sum sum = {make_float4(0, 0, 0, 0), m[0], l[0]};
+#pragma unroll 1
+    for (int first = 0; first < count; first += 4) {
+        const float4 m4 = *(const float4 *)(m + first), l4 = *(const float4 *)(l + first);
+        const float ms[4] = {m4.x, m4.y, m4.z, m4.w}, ls[4] = {l4.x, l4.y, l4.z, l4.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (first + i == 0 || first + i >= count) continue;
+            float2 weight;
+            add_statistics(&sum.m, &sum.l, ms[i], ls[i], &weight.x, &weight.y, unit);
+            weights[first + i] = weight;
+        }
+    }
+    return end_of(&z->x, w, &sum, row, unit);
+}
+DEVICE void add_weighted(float4 *sum, const float *from, float2 weights) {
+    const float4 y = *(const float4 *)from;
+    sum->x = fmaf(weights.y, y.x, sum->x * weights.x), sum->y = fmaf(weights.y, y.y, sum->y * weights.x);
+    sum->z = fmaf(weights.y, y.z, sum->z * weights.x), sum->w = fmaf(weights.y, y.w, sum->w * weights.x);
+}
+
+/* In shared memory: an mbarrier, how rows end, weights and results (FATTNI_ROWS_SHARED). */
+static __device__ __noinline__ void add_in_cluster(const fattni_fwd_rows_args *z, unsigned char *memory) {
+    enum { FOURS = D / 4, ADDING = THREADS - 128 }; /* of a row; threads: the consumers */
+    const fattni_fwd_parts_args *const x = &z->x;
+    const int thread = (int)threadIdx.x - 128, ctas = (int)x->parts.by;
+    key_part w;
+    int tile = (int)blockIdx.x;
+    const int cta = fattni_divide(&tile, &x->parts), parts = find_parts(z, tile, &w), count = parts - z->each + 1;
+    if (parts <= z->each) return;
+    const int share = (w.rows + ctas - 1) / ctas, end = min((cta + 1) * share, w.rows),
+              bytes = count * D * 4; /* of a row */
+    row_result *const ends = (row_result *)(memory + 16);
+    float2 *const weights = (float2 *)(ends + z->at_once);
+    float *const results = (float *)(weights + z->at_once * z->groups);
+    const float *const m = results_of(x, &w, z->groups), *const l = m + x->rows * z->groups,
+                       *const o = l + x->rows * z->groups;
+    const uint32_t full = shared_address(memory);
+    if (thread == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init_fence();
+    }
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (int begin = cta * share; begin < end; begin += z->at_once, parity ^= 1) {
+        const int rows = min(z->at_once, end - begin);
+        if (thread == 0) mbarrier_expect(full, rows * bytes);
+        if (thread < 32) {
+            __syncwarp();
+            async_proxy_fence_global(); /* bulk copies read what threads have written */
+#pragma unroll 1
+            for (int r = thread; r < rows; r += 32)
+                bulk_load(shared_address(results) + r * bytes, o + (begin + r) * z->groups * D, bytes, full);
+        }
+        if (thread < rows) { /* there are more threads than rows */
+            const int r = begin + thread;
+            ends[thread] = add_row(z, &w, r, m + r * z->groups, l + r * z->groups, count, weights + thread * z->groups);
+        }
+        named_barrier_sync(ADD_BARRIER, ADDING);
+        mbarrier_wait(full, parity);
+#pragma unroll 1
+        for (int n = thread; n < rows * FOURS; n += ADDING) {
+            const int row = n / FOURS, d = n % FOURS * 4;
+            const float *const from = results + row * count * D + d;
+            row_sum sum = {*(const float4 *)from, 0, 0};
+#pragma unroll 4
+            for (int i = 1; i < count; ++i) add_weighted(&sum.o, from + i * D, weights[row * z->groups + i]);
+            store_end(x, &w, &sum, &ends[row], begin + row, d);
+        }
+        named_barrier_sync(ADD_BARRIER, ADDING); /* the next rows take the same memory */
+    }
+}
+
+/* The second launch of a call of which several CTAs have parts of a tile, and are no cluster. */
 static __device__ __noinline__ void add_in_memory(const fattni_fwd_rows_args *z) {
     key_part w;
     int n = (int)blockIdx.x;
-    const int cta = fattni_divide(&n, &z->x.parts);
-    if (find_tile(&z->x, n, &w) == 0) return;
-    w.keys = fattni_rows_keys_of_part(w.end - w.begin, z->most);
-    const int parts = parts_of(&w);
+    const int cta = fattni_divide(&n, &z->x.parts), parts = find_parts(z, n, &w);
     if (parts <= z->each) return;
     add_results(&z->x, &w, parts - z->each + 1, z->groups, 4 * (cta * FATTNI_ROWS_ADDING + (int)threadIdx.x));
 }
@@ -477,13 +562,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     if (role == 0) {
         if (CONSUMERS > 1) registers_lower(40);
         const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0);
-        if (warp < PRODUCERS)
-            produce_keys(z, shared, warp, PRODUCERS == 1 ? 1 : warp);
+        if (warp < PRODUCERS && z->x.parts.by > 1 && z->x.tiles.by == 1)
+            produce_keys(z, shared, warp, PRODUCERS == 1 ? 1 : warp, 1);
+        else if (warp < PRODUCERS)
+            produce_keys(z, shared, warp, PRODUCERS == 1 ? 1 : warp, 0);
         else if (warp == PRODUCERS)
             produce_queries(z, shared);
+        if (z->x.cluster > 1) cluster_sync();
     } else {
         if (CONSUMERS > 1) registers_raise(232);
         consume(z, shared, (shared_memory *)SHARED_MEMORY);
+        if (z->x.cluster == 1) return;
+        async_proxy_fence_global(); /* results are read by bulk copies */
+        cluster_sync();
+        add_in_cluster(z, SHARED_MEMORY);
     }
 }
 

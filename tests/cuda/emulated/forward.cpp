@@ -301,7 +301,7 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
               most_here = min(most, (keys + FATTNI_ROWS_LEAST - 1) / FATTNI_ROWS_LEAST);
     const int each = min(1 + runs % 4 * (runs % 4), most_here), groups = (most_here - each + 4) / 4 * 4;
     const int parts = (most_here + each - 1) / each;
-    x.cluster = 1;
+    x.cluster = runs % 3 && parts <= 8 ? parts : 1;
     const int results_of_tile = groups * min(heads * a->Sq, K_BM) * (K_D + 2);
 #else
     int parts = a->Sk / fattni_cuda_least_part(K_D) + 1;
@@ -336,14 +336,15 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     const CUtensorMap k_map = key_map(&x.a.k, rows_k, a->Hkv, x.a.k.b ? batches : 1, box),
                       v_map = key_map(&x.a.v, rows_k, a->Hkv, x.a.v.b ? batches : 1, box);
     const fattni_map_step step = {1, x.a.k.b != 0};
-    fattni_fwd_rows_args z = {k_map, v_map, step, step, x, tiles * parts, each, most, groups, ragged};
+    fattni_fwd_rows_args z = {k_map, v_map, step, step, x, tiles * parts, each, most, groups, 1 + runs % 7, ragged};
     args_of_run = &z;
-    gridDim.x = (unsigned)max(1, min(z.items, 1 + runs % 3 * 2));
-    for (int n = (int)gridDim.x; n-- > 0;) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+    gridDim.x = (unsigned)(x.cluster > 1 ? z.items : max(1, min(z.items, 1 + runs % 3 * 2)));
+    for (int n = (int)gridDim.x - x.cluster; n >= 0; n -= x.cluster)
+        machine_run(n, x.cluster, 32 * K_WARPS, (unsigned)n, run_kernel);
+    if (parts == x.cluster) return;
     z.adds = 1;
     z.x.parts = fattni_divider_of((x.rows * K_D + 4 * FATTNI_ROWS_ADDING - 1) / (4 * FATTNI_ROWS_ADDING));
-    for (int n = 0; parts > 1 && n < tiles * (int)z.x.parts.by; ++n)
-        machine_run(n, 1, FATTNI_ROWS_ADDING, (unsigned)n, run_kernel);
+    for (int n = 0; n < tiles * (int)z.x.parts.by; ++n) machine_run(n, 1, FATTNI_ROWS_ADDING, (unsigned)n, run_kernel);
     return;
 #else
     args_of_run = &x;
