@@ -70,14 +70,17 @@ Test(cuda_few_rows, few_rows_of_large_groups, .timeout = 400) {
         if (n == 21) c.B = 70, c.Hkv = 2, c.Hq = 6, c.Sq = 7;                          /* more tiles than SMs */
         c.D = n / 3 % 2 ? 64 : 128;
         c.layout = n % 3 ? LAYOUT_BHSD : LAYOUT_BSHD;
-        if (n >= 24 && n < 30 && n != 26) c.B = 6, c.Hkv = 16, c.Hq = 80, c.Sq = 11; /* tiles of one to three CTAs */
+        if (n >= 24 && n < 30 && n != 26) {                      /* about as many SMs as two CTAs for each tile */
+            c.B = 8, c.Hkv = c.lengths == LENGTHS_NONE ? 8 : 20; /* with lengths B becomes 3 */
+            c.Hq = 5 * c.Hkv, c.Sq = 11;
+        }
         give_lengths(&c);
         check(cpu, &c, n % 4 ? FATTN_BF16 : FATTN_F16);
     }
     /* One tile of 64 rows, of 128, two, in several CTAs that are no cluster, three and two that are, and alone. */
     for (int n = 0; n < 16 && mine(0); ++n) {
         const attention_case c = {.name = "large groups",
-                                  .B = (const int64_t[]){1, 5, 7, 40}[n % 4],
+                                  .B = (const int64_t[]){1, 5, 8, 40}[n % 4],
                                   .Hq = (const int64_t[]){32, 64, 72, 24}[n / 4],
                                   .Hkv = 8,
                                   .Sq = 16,
