@@ -475,6 +475,7 @@ DEVICE void add_weighted(float4 *sum, const float *from, float2 weights) {
 }
 
 /* In shared memory: an mbarrier, how rows end, weights and results (FATTNI_ROWS_SHARED). */
+static_assert(sizeof(row_result) == 16 && sizeof(float2) == 8, "FATTNI_ROWS_SHARED");
 static __device__ __noinline__ void add_in_cluster(const fattni_fwd_rows_args *z, unsigned char *memory) {
     enum { FOURS = D / 4, ADDING = THREADS - 128 }; /* of a row; threads: the consumers */
     const fattni_fwd_parts_args *const x = &z->x;
