@@ -5,6 +5,7 @@
 #include <fattn/tape.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct worker {
@@ -49,6 +50,66 @@ Test(cuda_threads, contexts_on_threads_and_streams, .timeout = 100) {
         cr_assert_eq(workers[t].wrong, 0, "thread %d: %d of 40 calls", t, workers[t].wrong);
     }
     fattn_ctx_destroy(ctx);
+}
+
+/* ---- products that are timed ---- */
+
+/* Times products of ones, whose sums are exact whichever candidate is the fastest. Gives how many elements are
+   wrong. */
+static int wrong_elements(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K) {
+    const int64_t shapes[3][2] = {{M, K}, {N, K}, {M, N}};
+    float *const host = malloc((size_t)(64 * 1024) * sizeof *host);
+    fattn_tensor ones[2], value;
+    fattn_tape *tape;
+    cr_assert(host);
+    for (int n = 0; n < 64 * 1024; ++n) host[n] = 1.0f;
+    for (int i = 0; i < 2; ++i) {
+        const fattn_tensor from = fattn_tensor_view(host, FATTN_F32, FATTN_CPU, 0, 2, shapes[i]);
+        call_must(ctx, fattn_tensor_alloc(ctx, FATTN_F32, 2, shapes[i], &ones[i]), "alloc");
+        call_must(ctx, fattn_tensor_copy(ctx, &ones[i], &from), "copy");
+    }
+    call_must(ctx, fattn_tape_create(ctx, &tape), "tape");
+    const fattn_var y = fattn_op_linear(tape, fattn_input(tape, &ones[0]), fattn_input(tape, &ones[1]), (fattn_var){0});
+    int wrong = 0;
+    if (fattn_tape_status(tape) != FATTN_E_UNSUPPORTED) { /* no cuBLAS */
+        call_must(ctx, fattn_tape_value(tape, y, &value), "product");
+        const fattn_tensor to = fattn_tensor_view(host, FATTN_F32, FATTN_CPU, 0, 2, shapes[2]);
+        call_must(ctx, fattn_tensor_copy(ctx, &to, &value), "copy");
+        for (int64_t n = 0; n < M * N; ++n) wrong += host[n] != (float)K;
+    }
+    fattn_tape_destroy(tape);
+    for (int i = 0; i < 2; ++i) fattn_tensor_free(ctx, &ones[i]);
+    free(host);
+    return wrong;
+}
+static void *time_products(void *arg) {
+    int *const wrong = arg;
+    cudaStream_t stream = NULL; /* one thread has the default stream, which cannot be captured */
+    fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .flags = FATTN_CTX_TUNE};
+    fattn_ctx *ctx;
+    if (*wrong && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return NULL;
+    o.stream = stream;
+    if (fattn_ctx_create(&o, &ctx) != FATTN_OK) return NULL;
+    *wrong = 0;
+    for (int64_t n = 1; n <= 8; ++n)
+        *wrong += wrong_elements(ctx, 32 * n, 128, 256) + wrong_elements(ctx, 64, 48 * n, 136);
+    *wrong += cudaGetLastError() != cudaSuccess;
+    fattn_ctx_destroy(ctx);
+    if (stream) cudaStreamDestroy(stream);
+    return wrong;
+}
+
+Test(cuda_threads, products_are_timed_at_once, .timeout = 100) {
+    fattn_ctx_destroy(context_or_skip());
+    int wrong[4] = {0, 1, 1, 1};
+    pthread_t threads[4];
+    for (int n = 0; n < 4; ++n) cr_assert_eq(pthread_create(&threads[n], NULL, time_products, &wrong[n]), 0);
+    for (int n = 0; n < 4; ++n) {
+        void *finished = NULL;
+        cr_assert_eq(pthread_join(threads[n], &finished), 0);
+        cr_assert(finished);
+        cr_assert_eq(wrong[n], 0, "thread %d: %d wrong elements", n, wrong[n]);
+    }
 }
 
 /* ---- a context on threads that did not create it ---- */

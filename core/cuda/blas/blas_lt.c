@@ -22,8 +22,10 @@
     X(set_wish, cublasLtMatmulPreferenceSetAttribute)                                                                  \
     X(delete_wish, cublasLtMatmulPreferenceDestroy)
 
-/* A timing is the sum of RUNS runs after one warm-up. At most MOST_CHOICES are kept. */
-enum { CANDIDATES = 8, RUNS = 3, FIRST_CAPACITY = 32, MOST_CHOICES = 512, ALIGNMENT = 16 };
+enum { CANDIDATES = 8, FIRST_CAPACITY = 32, MOST_CHOICES = 512, ALIGNMENT = 16 };
+/* A timing is the least of ROUNDS times of so many runs in a row that they take TIMED_MS, but of at most MOST_RUNS. */
+enum { ROUNDS = 4, MOST_RUNS = 16 };
+static const float TIMED_MS = 0.25f;
 
 /* The key of a choice; without padding, since it is compared with memcmp. */
 typedef struct shape {
@@ -42,6 +44,7 @@ typedef struct choice {
 struct fattni_cuda_lt {
     void *library;
     cublasLtHandle_t handle;
+    cudaStream_t stream; /* for timings: the context's may be the default one, which cannot be captured */
     cudaEvent_t begin, end;
     choice *choices;
     int count, capacity, oldest;
@@ -60,7 +63,8 @@ static bool load(struct fattni_cuda_lt *t) {
     };
     const char *missing;
     t->library = fattni_library_open(SONAME, wanted, sizeof wanted / sizeof *wanted, &missing);
-    return t->library && cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess;
+    return t->library && cudaStreamCreateWithFlags(&t->stream, cudaStreamNonBlocking) == cudaSuccess &&
+           cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess;
 }
 
 fattn_status fattni_cuda_lt_open(fattn_ctx *ctx, void *handle, struct fattni_cuda_lt **out) {
@@ -88,6 +92,7 @@ void fattni_cuda_lt_close(fattn_ctx *ctx, struct fattni_cuda_lt *t) {
     for (int n = 0; n < t->count; ++n) forget(t, &t->choices[n]);
     if (t->begin) cudaEventDestroy(t->begin);
     if (t->end) cudaEventDestroy(t->end);
+    if (t->stream) cudaStreamDestroy(t->stream);
     if (t->library) dlclose(t->library);
     fattni_host_free(ctx, t->choices, (size_t)t->capacity * sizeof *t->choices);
     fattni_host_free(ctx, t, sizeof *t);
@@ -180,31 +185,93 @@ static int ask(const struct fattni_cuda_lt *t, const choice *c, cublasLtMatmulHe
     return s ? 0 : found;
 }
 
-static cublasStatus_t run(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const choice *c,
-                          const fattni_cuda_gemm *g, float alpha, void *workspace) {
+static cublasStatus_t run(const struct fattni_cuda_lt *t, const choice *c, const fattni_cuda_gemm *g, float alpha,
+                          void *workspace, cudaStream_t stream) {
     const void *const from = g->from ? g->from : g->c;
     const float beta = g->from ? 1.0f : (float)g->beta;
     void *const to = g->gelu ? g->gelu : g->c;
     const cublasStatus_t s = point(t, c, g);
     if (s) return s;
     return t->multiply(t->handle, c->product, &alpha, g->b, c->a, g->a, c->b, &beta, g->gelu ? to : from, c->c, to,
-                       c->c, &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, ctx->stream);
+                       c->c, &c->algorithm, workspace, FATTNI_CUDA_BLAS_WORKSPACE, stream);
 }
 
-/* Milliseconds; below 0 when it fails. With beta != 0, alpha is the smallest number, so that a timing does
-   not change C. */
-static float measure(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const choice *c, const fattni_cuda_gemm *g,
-                     void *workspace) {
-    const float alpha = g->beta != 0 ? FLT_MIN / 8388608 : (float)g->alpha;
-    float time = -1;
-    for (int n = 0; n <= RUNS; ++n) {
-        if (n == 1 && cudaEventRecord(t->begin, ctx->stream)) return -1;
-        if (run(ctx, t, c, g, alpha, workspace)) return -1;
-    }
-    if (cudaEventRecord(t->end, ctx->stream) || cudaEventSynchronize(t->end) ||
-        cudaEventElapsedTime(&time, t->begin, t->end))
+/* What is timed. With beta != 0, alpha is the smallest number, so that a timing does not change C. */
+typedef struct timing {
+    const struct fattni_cuda_lt *t;
+    const fattni_cuda_gemm *g;
+    void *workspace;
+    float alpha;
+} timing;
+typedef struct candidate {
+    choice c;
+    float ms; /* of a run; below 0: it cannot be run */
+    cudaGraphExec_t runs;
+} candidate;
+
+static bool enqueue(const timing *x, const candidate *y) {
+    return run(x->t, &y->c, x->g, x->alpha, x->workspace, x->t->stream) == CUBLAS_STATUS_SUCCESS;
+}
+/* Waits for what lies between the two events. */
+static float elapsed(const timing *x) {
+    float ms = -1;
+    if (cudaEventRecord(x->t->end, x->t->stream) || cudaEventSynchronize(x->t->end) ||
+        cudaEventElapsedTime(&ms, x->t->begin, x->t->end))
         return -1;
-    return time;
+    return ms;
+}
+/* The second of two runs: the first one may load its kernel. */
+static float time_once(const timing *x, const candidate *y) {
+    if (!enqueue(x, y) || cudaEventRecord(x->t->begin, x->t->stream) || !enqueue(x, y)) return -1;
+    return elapsed(x);
+}
+
+/* Its runs as a graph, so that the host's time for a call does not count; NULL on failure. */
+static cudaGraphExec_t record(const timing *x, const candidate *y, int runs) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    bool good = true;
+    if (cudaStreamBeginCapture(x->t->stream, cudaStreamCaptureModeThreadLocal)) return NULL;
+    for (int n = 0; n < runs && good; ++n) good = enqueue(x, y);
+    good = cudaStreamEndCapture(x->t->stream, &graph) == cudaSuccess && good;
+    if (good && cudaGraphInstantiate(&exec, graph, 0)) exec = NULL;
+    if (graph) cudaGraphDestroy(graph);
+    return exec;
+}
+static float time_runs(const timing *x, const candidate *y) {
+    if (cudaEventRecord(x->t->begin, x->t->stream) || cudaGraphLaunch(y->runs, x->t->stream)) return -1;
+    return elapsed(x);
+}
+
+static const candidate *fastest(const candidate *y, int count) {
+    const candidate *best = NULL;
+    for (int n = 0; n < count; ++n)
+        if (y[n].ms >= 0 && (!best || y[n].ms < best->ms)) best = &y[n];
+    return best;
+}
+
+/* The fastest candidate: of those that are not far behind in one run each, many runs, in turns, since the clock
+   varies. */
+static const candidate *compete(const timing *x, candidate *y, int count) {
+    for (int n = 0; n < count; ++n) y[n].ms = time_once(x, &y[n]);
+    const candidate *const first = fastest(y, count);
+    if (!first) return NULL;
+    const float most = 1.25f * first->ms + 0.01f;
+    const int runs = first->ms * MOST_RUNS <= TIMED_MS ? MOST_RUNS : 1 + (int)(TIMED_MS / first->ms);
+    for (int n = 0; n < count; ++n) {
+        if (y[n].ms < 0) continue;
+        if (y[n].ms <= most) y[n].runs = record(x, &y[n], runs);
+        y[n].ms = -1;
+    }
+    for (int round = 0; round < ROUNDS; ++round)
+        for (int n = 0; n < count; ++n) {
+            const float ms = y[n].runs ? time_runs(x, &y[n]) : -1;
+            if (ms >= 0 && (y[n].ms < 0 || ms < y[n].ms)) y[n].ms = ms;
+        }
+    for (int n = 0; n < count; ++n)
+        if (y[n].runs) cudaGraphExecDestroy(y[n].runs);
+    const candidate *const best = fastest(y, count);
+    return best ? best : first; /* no run could be recorded */
 }
 
 static bool times_candidates(const fattn_ctx *ctx) { return ctx->flags & FATTN_CTX_TUNE; }
@@ -212,21 +279,21 @@ static bool times_candidates(const fattn_ctx *ctx) { return ctx->flags & FATTN_C
 static void choose(const fattn_ctx *ctx, const struct fattni_cuda_lt *t, const fattni_cuda_gemm *g, void *workspace,
                    choice *c) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    candidate y[CANDIDATES];
     const int count = describe(t, g, c) ? 0 : ask(t, c, found);
-    float best = -1;
     if (!times_candidates(ctx)) {
         if (count > 0) c->algorithm = found[0].algo, c->usable = true;
         return;
     }
+    if (cudaStreamSynchronize(ctx->stream)) return;
     for (int n = 0; n < count; ++n) {
-        choice candidate = *c;
-        candidate.algorithm = found[n].algo;
-        const float time = measure(ctx, t, &candidate, g, workspace);
-        if (time < 0 || (best >= 0 && time >= best)) continue;
-        best = time;
-        c->algorithm = found[n].algo;
-        c->usable = true;
+        y[n] = (candidate){.c = *c};
+        y[n].c.algorithm = found[n].algo;
     }
+    const timing x = {t, g, workspace, g->beta != 0 ? FLT_MIN / 8388608 : (float)g->alpha};
+    const candidate *const best = compete(&x, y, count);
+    cudaGetLastError(); /* clears the pending error of a candidate that failed */
+    if (best) c->algorithm = best->c.algorithm, c->usable = true;
 }
 
 static fattn_status reserve(fattn_ctx *ctx, struct fattni_cuda_lt *t) {
@@ -290,7 +357,7 @@ fattn_status fattni_cuda_lt_multiply(fattn_ctx *ctx, struct fattni_cuda_lt *t, c
     if (g->row && (g->batches > 1 || g->c_dtype != g->dtype || !is_aligned(g->row))) return FATTN_OK;
     FATTNI_TRY(find(ctx, t, g, workspace, &c));
     if (!c || !c->usable) return FATTN_OK;
-    const cublasStatus_t s = run(ctx, t, c, g, (float)g->alpha, workspace);
+    const cublasStatus_t s = run(t, c, g, (float)g->alpha, workspace, ctx->stream);
     if (s) return fattn_ctx_fail(ctx, FATTN_E_CUDA, "cublasLtMatmul: cuBLAS status %d", (int)s);
     *done = true;
     return FATTN_OK;

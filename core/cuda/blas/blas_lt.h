@@ -3,7 +3,8 @@
 
    cuBLAS's heuristic choice is up to a third slower than the best one for shapes of a training step. With TUNE
    the first call of a shape times its candidates, waits for the device, and keeps the fastest; later calls
-   only enqueue. The choice depends on measured times, so roundings may differ from run to run. */
+   only enqueue. The choice depends on measured times, so roundings may differ from run to run. Candidates are timed
+   as graphs of many runs, in turns: one at a time, small products are as slow as the host. */
 #ifndef FATTNI_CORE_CUDA_BLAS_LT_H
 #define FATTNI_CORE_CUDA_BLAS_LT_H
 
