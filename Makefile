@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= passive
 build_packages := gcc libc6-dev cmake make pkg-config libopenblas-openmp-dev libdnnl-dev librandom123-dev \
   libhdf5-dev
 demo_packages  := $(build_packages) fortunes
-test_packages  := $(demo_packages) g++ clang-format-14 libcriterion-dev python3 python3-numpy python3-h5py \
+test_packages  := $(demo_packages) g++ clang-format-14? libcriterion-dev python3 python3-numpy python3-h5py \
   libopenmpi-dev openmpi-bin
 tsan_packages  := $(test_packages) clang libomp-dev
 fuzz_packages  := $(tsan_packages)

@@ -1,18 +1,27 @@
 #!/bin/sh
-# packages.sh NAME...: installs those Debian packages that are missing; needs root or sudo only then.
+# packages.sh NAME...: installs those Debian packages that are missing; needs root or sudo only then. NAME?: where Debian
+# has it.
 set -eu
 
 if ! command -v dpkg-query > /dev/null; then
     echo "packages: this is not Debian, nothing is installed. The Debian names of what is needed: $*"
     exit 0
 fi
-missing=
+missing= extras=
 for name in "$@"; do
-    case $(dpkg-query -W -f '${db:Status-Status}' "$name" 2> /dev/null || true) in
-    installed) ;;
+    case $(dpkg-query -W -f '${db:Status-Status}' "${name%\?}" 2> /dev/null || true)$name in
+    installed*) ;;
+    *\?) extras="$extras ${name%\?}" ;;
     *) missing="$missing $name" ;;
     esac
 done
+add_extras() { # that apt knows, which may be none before its first update
+    for name in $extras; do
+        if apt-cache show "$name" > /dev/null 2>&1; then missing="$missing $name"; fi
+    done
+    extras=
+}
+[ -n "$missing" ] || add_extras
 [ -n "$missing" ] || exit 0
 
 root=
@@ -35,7 +44,7 @@ install() {
         < /dev/null > "$log" 2>&1
 }
 # shellcheck disable=SC2086
-if ! install update || ! install -y --no-install-recommends install $missing; then
+if ! { install update && add_extras && install -y --no-install-recommends install $missing; }; then
     cat "$log" >&2
     echo "packages: apt-get failed, its output is above" >&2
     exit 1

@@ -182,7 +182,7 @@ static fattn_var concat(fattn_tape *t, const fattn_var *in) { return fattn_op_co
 static void concat_reference(const double *const *in, const int32_t *const *ids, double *y) {
     (void)ids;
     for (int64_t e = 0; e < count_of(now.ndim, now.shape); ++e) {
-        int64_t index[FATTN_MAX_DIMS], from[FATTN_MAX_DIMS];
+        int64_t index[FATTN_MAX_DIMS] = {0}, from[FATTN_MAX_DIMS];
         int part = 0;
         split(e, now.ndim, now.shape, index);
         while (index[now.dim] >= now.extent[part]) index[now.dim] -= now.extent[part++];
