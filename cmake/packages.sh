@@ -1,5 +1,5 @@
 #!/bin/sh
-# packages.sh NAME...: installs those Debian packages that are missing; needs root or sudo only then. NAME?: where Debian
+# packages.sh NAME...: installs those Debian packages that are missing; needs root or sudo only then. NAME?: if Debian
 # has it.
 set -eu
 
