@@ -8,6 +8,7 @@ trap 'rm -rf "$work"' EXIT
 cp -r "$FATTN_SOURCE/tests/package/consumer" "$work/project"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe # Open MPI 5
 
 # consume PREFIX: both ways, in PREFIX's name only.
 consume() {

@@ -19,7 +19,8 @@ RECALL = ["--task", "recall", "--context", "16", *TINY, "--total-batch", "128"] 
 # For root, more processes than cores, containers; Open MPI keeps memory until a process ends.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
        "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_mpi_yield_when_idle": "1",
-       "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+       "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # the next two: Open MPI 5
+       "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
        "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
 
 
