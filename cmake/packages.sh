@@ -9,19 +9,21 @@ if ! command -v dpkg-query > /dev/null; then
 fi
 missing= extras=
 for name in "$@"; do
-    case $(dpkg-query -W -f '${db:Status-Status}' "${name%\?}" 2> /dev/null || true)$name in
-    installed*) ;;
+    status=$(dpkg-query -W -f '${db:Status-Status}' "${name%\?}" 2> /dev/null || true)
+    [ "$status" != installed ] || continue
+    case $name in
     *\?) extras="$extras ${name%\?}" ;;
     *) missing="$missing $name" ;;
     esac
 done
 add_extras() { # that apt knows, which may be none before its first update
+    unknown=
     for name in $extras; do
-        if apt-cache show "$name" > /dev/null 2>&1; then missing="$missing $name"; fi
+        if apt-cache show "$name" > /dev/null 2>&1; then missing="$missing $name"; else unknown="$unknown $name"; fi
     done
-    extras=
+    extras=$unknown
 }
-[ -n "$missing" ] || add_extras
+add_extras
 [ -n "$missing" ] || exit 0
 
 root=

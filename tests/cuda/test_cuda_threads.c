@@ -82,9 +82,10 @@ static int wrong_elements(fattn_ctx *ctx, int64_t M, int64_t N, int64_t K) {
     free(host);
     return wrong;
 }
+/* *arg: whether the thread has a stream of its own, and then what is wrong. The default stream cannot be captured. */
 static void *time_products(void *arg) {
     int *const wrong = arg;
-    cudaStream_t stream = NULL; /* one thread has the default stream, which cannot be captured */
+    cudaStream_t stream = NULL;
     fattn_ctx_options o = {.struct_size = sizeof o, .device = FATTN_CUDA, .flags = FATTN_CTX_TUNE};
     fattn_ctx *ctx;
     if (*wrong && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return NULL;
