@@ -8,7 +8,7 @@ BUILD is a build folder with the program fattn, with MPI (build/release). Parts,
 
 moves    messages of 64 KB to 512 MB between ranks, by copy engines (threads) and by NCCL
 bits     o, lse, dq, dk, dv on 1, 2, 4 ... ranks: bits beside one rank's, errors against F64 (bench/ranks.c)
-speed    attention over the GPUs beside one GPU, with and without transfers
+speed    attention over the GPUs beside one GPU, with and without transfers; 16384 and 65536 rows five times
 peers    the same by PyTorch (bench/peers_ranks.py)
 train    GPT-2 124M, 64 sequences a GPU: tokens per second, and their share of the sum of those of each GPU alone,
          medians of 3 rounds; "at once" is each alone, but all GPUs at the same time; losses, which with
@@ -31,7 +31,6 @@ PARTS = ("moves", "bits", "speed", "peers", "train", "faults")
 CUDA = pathlib.Path(os.environ.get("CUDA_PATH", "/usr/local/cuda"))
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
        "OMPI_MCA_hwloc_base_binding_policy": "none"}
-LENGTHS = ("8192", "16384", "32768", "65536", "131072")
 TRAIN = ("train", "--preset", "gpt2-124m")
 
 
@@ -188,7 +187,8 @@ def main():
             elif part == "bits":
                 show(ranks, "bits", max(4, gpus), "threads")
             elif part == "speed":
-                show(ranks, "speed", gpus, "threads", *LENGTHS)
+                show(ranks, "speed", gpus, "threads", 16384, 65536, "repeats=5")
+                show(ranks, "speed", gpus, "threads", 8192, 32768, 131072)
                 show(ranks, "speed", gpus, "threads", 262144, "32x8x128")
                 show(ranks, "speed", gpus, "nccl", 16384, 65536, "16x16x128", "32x8x128")
             elif part == "peers":

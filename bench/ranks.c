@@ -8,12 +8,14 @@
            heads in one call, of the others with a transport that moves nothing, but with copies to messages and from
            them; "moves", the bytes of a ring's steps alone. ULYSSES twice: backward moves its inputs, or has what
            forward saved of them. "one": one rank's time for the whole sequence, the harmonic mean of each GPU's alone.
-           Efficiency: that over ranks times theirs, from 1 where the GPUs are as many as the ranks
+           Efficiency: that over ranks times theirs, from 1 where the GPUs are as many as the ranks. All of it repeats
+           times in turns, since clocks change from run to run: medians, and the least and the largest efficiency
    moves   a message to the next rank and one from the last at the same time, of 64 KB to 512 MB
 
    cc -O2 -std=c11 -Iinclude -I/usr/local/cuda/include bench/ranks.c -o ranks -Lbuild/release/lib -lfattn \
       -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm -Wl,-rpath,build/release/lib
-   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] [sms=SMs for the kernels of several ranks] [FORM] */
+   ./ranks bits|speed|moves RANKS TRANSPORT [N...] [HqxHkvxD...] [sms=SMs for the kernels of several ranks]
+           [repeats=1] [FORM] */
 #include <cuda_runtime_api.h>
 #include <fattn/fattn.h>
 #include <math.h>
@@ -24,9 +26,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_RANKS = 16, MOST_LENGTHS = 16, MOST_MODELS = 16, ROUNDS = 3 };
+enum { MOST_RANKS = 16, MOST_LENGTHS = 16, MOST_MODELS = 16, ROUNDS = 3, MOST_REPEATS = 25 };
 
 static int gpus, first_gpu, sm_limit, only_form; /* first_gpu: rank 0's. only_form: of speed; 0: all */
+static int repeats = 1;
 static bool by_nccl;
 
 static double now(void) {
@@ -446,7 +449,64 @@ static int calls_for(const shape *s) {
     return n < 1 ? 1 : n > 20 ? 20 : n;
 }
 
+enum { FIRST_WAY = FATTN_CP_RING, WAYS = FATTN_CP_ULYSSES + 2 }; /* the forms, then ULYSSES with what forward saved */
+
+typedef struct readings {
+    times one[MOST_REPEATS], whole[WAYS][MOST_REPEATS], compute[WAYS];
+} readings;
+
+static bool has_way(const shape *s, int way, int ranks) {
+    const int form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES;
+    return (!only_form || form == only_form) && (form != FATTN_CP_ULYSSES || s->Hkv % ranks == 0);
+}
+
+static bool read_way(const shape *given, int way, int ranks, readings *r, int repeat) {
+    shape s = *given;
+    s.form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES, s.saves = way > FATTN_CP_ULYSSES;
+    if (!time_on(&s, ranks, &r->whole[way][repeat])) return false;
+    if (repeat > 0) return true;
+    s.saves = false;
+    s.alone = s.form == FATTN_CP_ULYSSES, s.stubbed = !s.alone;
+    if (s.alone) s.Hq /= ranks, s.Hkv /= ranks;
+    return time_on(&s, ranks, &r->compute[way]);
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x) {
+    qsort(x, (size_t)repeats, sizeof *x, by_size);
+    return (x[(repeats - 1) / 2] + x[repeats / 2]) / 2;
+}
+
+static times medians(const times *t) {
+    double fwd[MOST_REPEATS], bwd[MOST_REPEATS], moves[MOST_REPEATS];
+    for (int i = 0; i < repeats; ++i) fwd[i] = t[i].fwd, bwd[i] = t[i].bwd, moves[i] = t[i].moves;
+    return (times){median(fwd), median(bwd), median(moves)};
+}
+
+static void print_way(const shape *s, int way, int parallel, const readings *r) {
+    static const char *const ways[WAYS] = {"auto", "ring", "all-gather", "ulysses", "saved"};
+    const times one = medians(r->one), whole = medians(r->whole[way]), compute_only = r->compute[way];
+    double share[MOST_REPEATS];
+    char name[32];
+    for (int i = 0; i < repeats; ++i) {
+        const times *const w = &r->whole[way][i];
+        share[i] = (r->one[i].fwd + r->one[i].bwd) / (parallel * (w->fwd + w->bwd));
+    }
+    snprintf(name, sizeof name, "%lld/%lld x %lld", (long long)s->Hq, (long long)s->Hkv, (long long)s->D);
+    printf("%-12s %7lld %-10s | %8.3f %8.3f | %8.3f %8.3f | %8.3f %8.3f | %8.3f | %6.3f", name, (long long)s->N,
+           ways[way], 1e3 * one.fwd, 1e3 * one.bwd, 1e3 * whole.fwd, 1e3 * whole.bwd, 1e3 * compute_only.fwd,
+           1e3 * compute_only.bwd, 1e3 * whole.moves, median(share));
+    if (repeats > 1) printf(" (%.3f to %.3f)", share[0], share[repeats - 1]); /* the median has sorted them */
+    printf("\n");
+    fflush(stdout);
+}
+
 static int speed(int ranks, const model *models, int n_models, const int64_t *lengths, int n_lengths) {
+    static readings r;
     const int parallel = ranks < gpus ? ranks : gpus;
     printf("bf16, causal, %d ranks on %d GPUs by %s; ms. efficiency: one rank's time for all / (%d x whole)\n", ranks,
            parallel, by_nccl ? "NCCL" : "threads", parallel);
@@ -458,28 +518,14 @@ static int speed(int ranks, const model *models, int n_models, const int64_t *le
             shape s = {.B = 1, .Hq = models[m].Hq, .Hkv = models[m].Hkv, .N = lengths[n], .D = models[m].D};
             s.dtype = FATTN_BF16, s.flags = FATTN_CAUSAL;
             s.calls = calls_for(&s);
-            times one, whole, compute_only;
             s.form = FATTN_CP_ULYSSES;
-            if (!time_one(&s, parallel, &one)) return 1;
-            for (int way = FATTN_CP_RING; way <= FATTN_CP_ULYSSES + 1; ++way) {
-                const int form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES;
-                s.form = form, s.saves = way > FATTN_CP_ULYSSES;
-                if (only_form && form != only_form) continue;
-                if (form == FATTN_CP_ULYSSES && s.Hkv % ranks) continue;
-                if (!time_on(&s, ranks, &whole)) return 1;
-                shape still = s;
-                still.saves = false;
-                still.alone = form == FATTN_CP_ULYSSES, still.stubbed = !still.alone;
-                if (still.alone) still.Hq /= ranks, still.Hkv /= ranks;
-                if (!time_on(&still, ranks, &compute_only)) return 1;
-                char name[32];
-                snprintf(name, sizeof name, "%lld/%lld x %lld", (long long)s.Hq, (long long)s.Hkv, (long long)s.D);
-                printf("%-12s %7lld %-10s | %8.3f %8.3f | %8.3f %8.3f | %8.3f %8.3f | %8.3f | %6.3f\n", name,
-                       (long long)s.N, s.saves ? "saved" : forms[form], 1e3 * one.fwd, 1e3 * one.bwd, 1e3 * whole.fwd,
-                       1e3 * whole.bwd, 1e3 * compute_only.fwd, 1e3 * compute_only.bwd, 1e3 * whole.moves,
-                       (one.fwd + one.bwd) / (parallel * (whole.fwd + whole.bwd)));
-                fflush(stdout);
+            for (int i = 0; i < repeats; ++i) {
+                if (!time_one(&s, parallel, &r.one[i])) return 1;
+                for (int way = FIRST_WAY; way < WAYS; ++way)
+                    if (has_way(&s, way, ranks) && !read_way(&s, way, ranks, &r, i)) return 1;
             }
+            for (int way = FIRST_WAY; way < WAYS; ++way)
+                if (has_way(&s, way, ranks)) print_way(&s, way, parallel, &r);
         }
     return 0;
 }
@@ -543,6 +589,7 @@ int main(int argc, char **argv) {
         long long x[3];
         const int given = sscanf(argv[i], "%lldx%lldx%lld", &x[0], &x[1], &x[2]);
         if (sscanf(argv[i], "sms=%d", &sm_limit) == 1) continue;
+        if (sscanf(argv[i], "repeats=%d", &repeats) == 1 && repeats >= 1 && repeats <= MOST_REPEATS) continue;
         for (int f = FATTN_CP_RING; f <= FATTN_CP_ULYSSES; ++f)
             if (!strcmp(argv[i], forms[f])) only_form = f;
         if (only_form && !strcmp(argv[i], forms[only_form])) continue;
@@ -554,9 +601,9 @@ int main(int argc, char **argv) {
     }
     if (!ok) {
         fprintf(stderr,
-                "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...] [sms=N] "
-                "[ring|all-gather|ulysses]; at most %d ranks\n",
-                MOST_RANKS);
+                "usage: ranks bits|speed|moves RANKS threads|nccl [N...] [HqxHkvxD...] [sms=N] [repeats=N] "
+                "[ring|all-gather|ulysses]; at most %d ranks, %d repeats\n",
+                MOST_RANKS, MOST_REPEATS);
         return 2;
     }
     if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0 || (by_nccl && gpus < ranks)) {
