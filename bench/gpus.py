@@ -10,8 +10,9 @@ moves    messages of 64 KB to 512 MB between ranks, by copy engines (threads) an
 bits     o, lse, dq, dk, dv on 1, 2, 4 ... ranks: bits beside one rank's, errors against F64 (bench/ranks.c)
 speed    attention over the GPUs beside one GPU, with and without transfers; 16384 and 65536 rows five times
 peers    the same by PyTorch (bench/peers_ranks.py)
-train    GPT-2 124M, 64 sequences a GPU: tokens per second, and their share of the sum of those of each GPU alone,
-         medians of 3 rounds; "at once" is each alone, but all GPUs at the same time; losses, which with
+train    GPT-2 124M, 64 sequences a GPU: tokens per second, and their share of the sum of those of each GPU alone, and
+         of as many of the slowest, for which the others wait in each step; medians of 3 rounds; "at once" is each
+         alone, but all GPUs at the same time; losses, which with
          --deterministic must be those of one GPU bit for bit
 faults   a rank that is killed, one that stops, one with another batch: what is said, and after how long
 """
@@ -102,14 +103,17 @@ def train(fattn, folder, gpus):
             if not runs[name] or not runs[name][-1].error:
                 runs[name].append(Training(fattn, folder, n, "--steps", "30", *options, mpi=mpi, device=device))
     speed = {name: statistics.median(r.speed for r in each) for name, each in runs.items()}
-    print(f"{'':<24} {'GPUs':>4} {'tokens/s':>10} {'eff.':>6} {'GiB':>5}")
+    each = [speed[a[0]] for a in alone]
+    of_all, of_slowest = sum(each) or 1, gpus * min(each) or 1
+    shares = {name: f"{rate / of_all:>6.3f} {rate / of_slowest:>7.3f}" for name, rate in speed.items()}
+    print(f"{'':<24} {'GPUs':>4} {'tokens/s':>10} {'eff.':>6} {'slowest':>7} {'GiB':>5}")
     for name, n, *_ in alone + ways:
         last = runs[name][-1]
-        share = f"{speed[name] / sum(speed[a[0]] for a in alone):>6.3f}" if n > 1 else f"{'':>6}"
+        share = shares[name] if n > 1 else f"{'':>14}"
         print(f"{name:<24} {n:>4} " + (f"failed: {last.error}" if last.error else
                                        f"{speed[name]:>10.0f} {share} {last.peak / 2**30:>5.1f}"), flush=True)
     rate = statistics.median(together)
-    print(f"{'at once':<24} {gpus:>4} {rate:>10.0f} {rate / sum(speed[a[0]] for a in alone):>6.3f}", flush=True)
+    print(f"{'at once':<24} {gpus:>4} {rate:>10.0f} {rate / of_all:>6.3f}", flush=True)
     passes = max(2, gpus)
     print(f"\n--deterministic, {passes} passes of 64 x 1024 tokens a step, 10 steps: losses beside one GPU's")
     options = ("--steps", "10", "--deterministic", "--total-batch", str(passes * 65536))

@@ -49,6 +49,7 @@ struct fattn_reducer {
     bucket *buckets;
     int n, n_buckets;
     int n_prompt; /* buckets before those of the late params */
+    int n_held;   /* the first of these: none starts before all are complete */
     int found;    /* the slot that was looked up last */
     int64_t *begins;
     fattn_message *messages; /* [2 size] */
@@ -129,6 +130,8 @@ static fattn_status agree_on_joins(fattn_reducer *r, double *joined) {
     return s;
 }
 
+static int64_t bytes_of(const bucket *b) { return b->count * (int64_t)fattn_dtype_size(b->dtype); }
+
 /* From the last param to the first. */
 static void make_buckets(fattn_reducer *r, const double *joined, int64_t most, int late) {
     int64_t bytes = 0;
@@ -159,6 +162,18 @@ static void make_buckets(fattn_reducer *r, const double *joined, int64_t most, i
     }
 }
 
+/* So many of the first prompt buckets as have at most `percent` of their bytes. */
+static int count_held(const fattn_reducer *r, int64_t percent) {
+    int64_t all = 0, bytes = 0;
+    int n = 0;
+    for (int k = 0; k < r->n_prompt; ++k) all += bytes_of(&r->buckets[k]);
+    for (; n < r->n_prompt; ++n) {
+        bytes += bytes_of(&r->buckets[n]);
+        if (100 * bytes > percent * all) break;
+    }
+    return n;
+}
+
 static fattn_status check_params(fattn_reducer *r, fattn_param *const *params) {
     for (int i = 0; i < r->n; ++i) {
         FATTNI_TRY(fattni_check_param(r->ctx, params[i]));
@@ -187,26 +202,30 @@ static int64_t digest_of(const fattn_reducer *r) {
     return (int64_t)(h >> 1);
 }
 
-static fattn_status fill(fattn_reducer *r, fattn_param *const *params, int64_t bucket_bytes, int late) {
+static fattn_status fill(fattn_reducer *r, fattn_param *const *params, const fattn_reducer_options *o) {
     static const char *const names[] = {"the reducer's number of params", "the reducer's flags",
                                         "the reducer's bucket_bytes", "the reducer's late",
                                         "the digest of the reducer's params"};
     const size_t n = (size_t)r->n;
+    const int64_t bucket_bytes = o->bucket_bytes > 0 ? o->bucket_bytes : BUCKET_BYTES;
+    int64_t hold;
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->slots, (void **)&r->slots));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->buckets, (void **)&r->buckets));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * (size_t)(r->size + 1) * sizeof *r->begins, (void **)&r->begins));
     FATTNI_TRY(fattni_host_alloc(r->ctx, 2 * (size_t)r->size * sizeof *r->messages, (void **)&r->messages));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (size_t)r->size * sizeof *r->terms, (void **)&r->terms));
     FATTNI_TRY(check_params(r, params));
-    const int64_t values[] = {r->n, r->to_owners, bucket_bytes, late, digest_of(r)};
+    const int64_t values[] = {r->n, r->to_owners, bucket_bytes, o->late, digest_of(r)};
     FATTNI_TRY(fattn_comm_agree(r->comm, names, values, 5));
+    FATTNI_TRY(fattni_comm_least(r->comm, o->hold, &hold));
     double *joined;
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *joined, (void **)&joined));
     find_joins(r, joined);
     const fattn_status s = n ? agree_on_joins(r, joined) : FATTN_OK;
-    if (!s) make_buckets(r, joined, bucket_bytes, late);
+    if (!s) make_buckets(r, joined, bucket_bytes, o->late);
     fattni_host_free(r->ctx, joined, (n + 1) * sizeof *joined);
     FATTNI_TRY(s);
+    r->n_held = count_held(r, hold);
     for (int k = 0; r->size > 1 && k < r->n_buckets; ++k) {
         const bucket *const b = &r->buckets[k];
         const size_t bytes = fattni_comm_sum_bytes(r->comm, b->dtype, b->begins[r->rank + 1] - b->begins[r->rank]);
@@ -226,12 +245,11 @@ fattn_status fattn_reducer_create(fattn_ctx *ctx, fattn_comm *comm, const fattn_
                               "reducer_create: comm is NULL or another context's, params is NULL, or n is %d", n);
     fattn_reducer_options o = {.struct_size = sizeof o};
     if (opt) FATTNI_TRY(fattni_take_struct(ctx, "fattn_reducer_options", opt, &o, sizeof o));
-    if (o.flags & ~(uint32_t)FATTN_REDUCE_TO_OWNERS || o.bucket_bytes < 0 || o.late < 0 || o.late > n || o.reserved)
-        return fattn_ctx_fail(
-            ctx, FATTN_E_ARG,
-            "reducer_create: unknown flags 0x%x, bucket_bytes %lld, late %d of %d params, or reserved "
-            "is not 0",
-            o.flags, (long long)o.bucket_bytes, o.late, n);
+    if (o.flags & ~(uint32_t)FATTN_REDUCE_TO_OWNERS || o.bucket_bytes < 0 || o.late < 0 || o.late > n || o.hold > 100)
+        return fattn_ctx_fail(ctx, FATTN_E_ARG,
+                              "reducer_create: unknown flags 0x%x, bucket_bytes %lld, late %d of %d params, or hold %u "
+                              "of 100",
+                              o.flags, (long long)o.bucket_bytes, o.late, n, o.hold);
     void *p;
     FATTNI_TRY(fattni_host_alloc(ctx, sizeof(fattn_reducer), &p));
     fattn_reducer *const r = p;
@@ -241,8 +259,7 @@ fattn_status fattn_reducer_create(fattn_ctx *ctx, fattn_comm *comm, const fattn_
                          .size = comm->size,
                          .to_owners = o.flags & FATTN_REDUCE_TO_OWNERS,
                          .n = n};
-    const int64_t bucket_bytes = o.bucket_bytes > 0 ? o.bucket_bytes : BUCKET_BYTES;
-    const fattn_status s = fattni_comm_end(comm, fill(r, params, bucket_bytes, o.late));
+    const fattn_status s = fattni_comm_end(comm, fill(r, params, &o));
     if (s) {
         fattn_reducer_destroy(r);
         return s;
@@ -431,10 +448,21 @@ static fattn_status finish_all(fattn_reducer *r) {
     return FATTN_OK;
 }
 
+/* The bucket up to which all may start now. What has been held is spread over the gradients that are not complete. */
+static int startable(const fattn_reducer *r) {
+    int complete = r->started;
+    int64_t slots = 0;
+    while (complete < r->n_buckets && r->buckets[complete].waiting == 0) ++complete;
+    for (int k = complete; k < r->n_buckets; ++k) slots += r->buckets[k].waiting;
+    if (r->n_held == 0 || slots == 0) return complete;
+    return complete < r->n_held ? 0 : r->started + (int)fattni_ceil_div(complete - r->started, 1 + slots);
+}
+
 /* Starts what is complete. What it finishes depends on the bucket's number alone, as on the other ranks. Before the
    late buckets, which nothing hides, it finishes one more: its sums would travel between theirs. */
 static fattn_status advance(fattn_reducer *r) {
-    for (; r->started < r->n_buckets && r->buckets[r->started].waiting == 0; r->started += 1) {
+    const int past = startable(r);
+    for (; r->started < past; r->started += 1) {
         FATTNI_TRY(add_aside(r, &r->buckets[r->started], LEVELS));
         if (r->size == 1) continue;
         FATTNI_TRY(start_sum(r, r->started));

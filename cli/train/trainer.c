@@ -44,13 +44,21 @@ static fattn_status divide_passes(trainer *r) {
                                     (long long)r->config.passes);
 }
 
+/* From so many tokens of a pass on the last quarter of backward takes longer than all exchanges by NVLink, and links
+   that sleep before are worth 0.5 to 1 % of a step of GPUs at their power limit: bench/results/ranks_tried_h200.txt. */
+enum { HOLD_TOKENS = 8192, HOLD = 75 };
+
 static fattn_status create_reducer(trainer *r) {
     int n;
     fattn_param *const *const params = model_params(r->model, &n);
-    const fattn_reducer_options o = {
-        .struct_size = sizeof o, .flags = r->config.zero ? FATTN_REDUCE_TO_OWNERS : 0, .late = model_late(r->model)};
+    fattn_comm *const comm = r->config.rank ? r->config.rank->comm : NULL;
+    const bool holds = fattn_comm_linked(comm) && r->config.batch * r->task->context >= HOLD_TOKENS;
+    const fattn_reducer_options o = {.struct_size = sizeof o,
+                                     .flags = r->config.zero ? FATTN_REDUCE_TO_OWNERS : 0,
+                                     .late = model_late(r->model),
+                                     .hold = holds ? HOLD : 0};
     if (!trainer_sums(&r->config, ranks_of(r))) return FATTN_OK;
-    return fattn_reducer_create(r->ctx, r->config.rank ? r->config.rank->comm : NULL, &o, params, n, &r->reducer);
+    return fattn_reducer_create(r->ctx, comm, &o, params, n, &r->reducer);
 }
 
 static void set_rounding(const trainer *r, fattn_adamw_options *o) {

@@ -59,6 +59,7 @@ void fattn_comm_destroy(fattn_comm *c) {
 int fattn_comm_rank(const fattn_comm *c) { return c ? c->rank : -1; }
 int fattn_comm_size(const fattn_comm *c) { return c ? c->size : 0; }
 const char *fattn_comm_name(const fattn_comm *c) { return c ? c->transport.name : ""; }
+int fattn_comm_linked(const fattn_comm *c) { return c && c->linked; }
 
 void fattn_comm_abort(fattn_comm *c, const char *text) {
     if (c) c->transport.abort(c->transport.state, text ? text : "aborted");

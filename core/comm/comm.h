@@ -31,6 +31,7 @@ struct fattn_comm {
     fattn_transport transport;
     const fattni_parts_transport *parts; /* NULL: the transport moves only messages */
     int rank, size;
+    bool linked; /* fattn_comm_linked */
     bool failed; /* a call of this rank has failed: the group has ended */
     void *scratch;
     size_t scratch_bytes;

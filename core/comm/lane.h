@@ -15,6 +15,7 @@ typedef struct fattni_lane {
 typedef struct fattni_lane_ops {
     fattn_status (*open)(fattni_lane *l);
     void (*close)(fattni_lane *l);
+    bool (*linked)(const fattni_lane *l); /* its device to all others of this process by links of their own */
     /* What is enqueued on the context's stream so far comes before the slot's copies and before the peers'. Copies of
        slots that have begun before do not wait for it. */
     fattn_status (*begin)(fattni_lane *l, int slot);

@@ -10,6 +10,11 @@ static fattn_status open_lane(fattni_lane *l) {
 
 static void close_lane(fattni_lane *l) { (void)l; }
 
+static bool linked(const fattni_lane *l) {
+    (void)l;
+    return false;
+}
+
 static fattn_status at_slot(fattni_lane *l, int slot) {
     (void)l, (void)slot;
     return FATTN_OK;
@@ -34,7 +39,7 @@ static fattn_status follow(fattni_lane *l, const fattni_lane *reader, int reader
     return FATTN_OK;
 }
 
-static const fattni_lane_ops fattni_cpu_lane = {open_lane, close_lane, at_slot, await, copy, at_slot, follow};
+static const fattni_lane_ops fattni_cpu_lane = {open_lane, close_lane, linked, at_slot, await, copy, at_slot, follow};
 extern const fattni_lane_ops fattni_cuda_lane;
 
 static const fattni_lane_ops *const lanes[] = {[FATTN_CPU] = &fattni_cpu_lane,

@@ -91,6 +91,17 @@ static void close_lane(fattni_lane *l) {
     l->state = NULL;
 }
 
+/* Atomic operations on another GPU's memory are NVLink's; PCIe has none. */
+static bool linked(const fattni_lane *l) {
+    int devices = 0, native = 1;
+    if (cudaGetDeviceCount(&devices)) return false;
+    for (int d = 0; d < devices && native; ++d)
+        if (d != l->ctx->device_id &&
+            cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, l->ctx->device_id, d))
+            native = 0;
+    return devices > 1 && native;
+}
+
 /* Lets this lane's device read what cudaMalloc gave on the other one without a detour over the host, where the hardware
    can. The copies work without, too. */
 static void reach(fattni_lane *l, int device) {
@@ -265,4 +276,4 @@ static fattn_status end(fattni_lane *l, int slot) {
     return checked(l->ctx, error, "cudaEventRecord");
 }
 
-const fattni_lane_ops fattni_cuda_lane = {open_lane, close_lane, begin, await, copy, end, follow};
+const fattni_lane_ops fattni_cuda_lane = {open_lane, close_lane, linked, begin, await, copy, end, follow};

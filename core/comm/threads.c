@@ -538,6 +538,6 @@ fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fat
     if (s)
         close_rank(r, ctx);
     else
-        (*out)->parts = &parts_transport;
+        (*out)->parts = &parts_transport, (*out)->linked = r->ops->linked(&r->lane);
     return s;
 }

@@ -115,6 +115,8 @@ FATTN_API void fattn_comm_destroy(fattn_comm *c);
 FATTN_API int fattn_comm_rank(const fattn_comm *c);
 FATTN_API int fattn_comm_size(const fattn_comm *c);
 FATTN_API const char *fattn_comm_name(const fattn_comm *c); /* of the transport: "threads", "MPI", "NCCL" */
+/* 1: the ranks are threads, and all GPUs that this process sees, more than one, are linked by NVLink. */
+FATTN_API int fattn_comm_linked(const fattn_comm *c);
 /* Ends the group: the other ranks' calls fail with this text. Not collective. */
 FATTN_API void fattn_comm_abort(fattn_comm *c, const char *text);
 

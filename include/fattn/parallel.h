@@ -37,7 +37,10 @@ typedef struct fattn_reducer_options {
     int64_t bucket_bytes; /* 0 = 64 MB. A larger parameter is a bucket of its own */
     int32_t late;         /* so many of the first params get their gradients last of all, as embeddings do: they share
                              a bucket, whatever its size, with no others, which would wait for them */
-    uint32_t reserved;    /* 0 */
+    uint32_t hold;        /* percent: no bucket starts before so many of the gradients' bytes, without the late ones,
+                             are complete; what has waited then starts bit by bit until backward ends. For GPUs at
+                             their power limit: links that sleep leave it to the SMs. Pays where what is left of
+                             backward takes longer than the exchanges. The least of the ranks' counts */
 } fattn_reducer_options;
 
 /* Collective: the same options and shapes on every rank; opt may be NULL. Keeps comm and the pointers, which must

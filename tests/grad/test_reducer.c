@@ -117,6 +117,7 @@ typedef struct settings {
     kind kind;
     int64_t bucket_bytes;
     int late;
+    uint32_t hold;
 } settings;
 
 static fattn_status compare(rank_call *c, model *a, model *b, fattn_tape *t, fattn_reducer *r) {
@@ -144,7 +145,7 @@ static fattn_status compare(rank_call *c, model *a, model *b, fattn_tape *t, fat
 static fattn_status reduce(rank_call *c) {
     const settings *const o = c->arg;
     const fattn_reducer_options options = {
-        .struct_size = sizeof options, .bucket_bytes = o->bucket_bytes, .late = o->late};
+        .struct_size = sizeof options, .bucket_bytes = o->bucket_bytes, .late = o->late, .hold = o->hold};
     model a = {.list = {0}}, b = {.list = {0}};
     fattn_tape *t = NULL;
     fattn_reducer *r = NULL;
@@ -167,7 +168,7 @@ Test(reducer, same_bits_as_all_reduce) {
         for (size_t n = (size_t)k % THINNED(4); n < sizeof buckets / sizeof *buckets; n += THINNED(4))
             for
                 EACH_SIZE(i) {
-                    settings o = {kinds[k], buckets[n], (int)((i + n) % 3 * 3)};
+                    settings o = {kinds[k], buckets[n], (int)((i + n) % 3 * 3), (uint32_t)((i + 2 * n) % 3 * 50)};
                     expect_ranks(sizes[i], NULL, reduce, &o);
                 }
 }
@@ -337,6 +338,7 @@ typedef struct late_case {
     int64_t bucket_bytes;
     int late;
     int before_late, all; /* exchanges: before backward comes to the first LATE params, of a pass */
+    uint32_t hold;
 } late_case;
 
 static fattn_status watched_pass(rank_call *c, const late_case *o, watcher *w, fattn_param *const *params,
@@ -363,7 +365,7 @@ static fattn_status watched_pass(rank_call *c, const late_case *o, watcher *w, f
 static fattn_status watched(rank_call *c) {
     const late_case *const o = c->arg;
     const fattn_reducer_options options = {
-        .struct_size = sizeof options, .bucket_bytes = o->bucket_bytes, .late = o->late};
+        .struct_size = sizeof options, .bucket_bytes = o->bucket_bytes, .late = o->late, .hold = o->hold};
     const int64_t shape[2] = {SIDE, SIDE}, n = MATRICES * SIDE * SIDE;
     fattn_tensor *const values = &c->tensors[c->n_tensors++], *const grads = &c->tensors[c->n_tensors++];
     TRY(fattn_tensor_alloc(c->ctx, FATTN_F32, 1, &n, values));
@@ -403,15 +405,25 @@ static fattn_status watched(rank_call *c) {
     return s;
 }
 
+static void expect_watched(const late_case *given) {
+    for (int size = 2; size <= 3; ++size) {
+        late_case o = *given;
+        expect_ranks(size, NULL, watched, &o);
+    }
+}
+
 /* Late params share one bucket, whatever its size, and no other param's sum waits for them: a bucket's parts are
    exchanged before backward comes to them, and of the bucket before, if there is one, the sums, too. */
 Test(reducer, sums_do_not_wait_for_late_params) {
     static const late_case cases[] = {{0, 0, 0, 2}, {1, 0, 2, 8}, {0, LATE, 1, 4}, {1, LATE, 3, 6}};
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n)
-        for (int size = 2; size <= 3; ++size) {
-            late_case o = cases[n];
-            expect_ranks(size, NULL, watched, &o);
-        }
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) expect_watched(&cases[n]);
+}
+
+/* Buckets of one matrix each, of which two are complete at the mark. */
+Test(reducer, held_buckets_start_bit_by_bit) {
+    static const late_case cases[] = {{1, 0, 2, 8, 25},  {1, 0, 1, 8, 50},    {1, 0, 0, 8, 75},
+                                      {1, 0, 0, 8, 100}, {1, LATE, 3, 6, 50}, {1, LATE, 1, 6, 100}};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; ++n) expect_watched(&cases[n]);
 }
 
 /* ---- AdamW with owners ---- */
@@ -539,7 +551,7 @@ Test(reducer, divided_adamw_has_the_same_bits) {
         for (size_t n = 0; n < sizeof buckets / sizeof *buckets; ++n)
             for
                 EACH_SIZE(i) {
-                    settings o = {kinds[k], buckets[n], (int)((i + n) % 3 * 3)};
+                    settings o = {kinds[k], buckets[n], (int)((i + n) % 3 * 3), (uint32_t)((i + 2 * n) % 3 * 50)};
                     expect_ranks(sizes[i], NULL, divided, &o);
                 }
 }
@@ -663,7 +675,7 @@ static fattn_status arguments(rank_call *c) {
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
     o.late = PARAMS + 1;
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
-    o.late = 0, o.reserved = 1;
+    o.late = 0, o.hold = 101;
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ARG);
     o.struct_size = 0;
     CHECK(fattn_reducer_create(c->ctx, c->comm, &o, m.list, PARAMS, &r) == FATTN_E_ABI && !r);

@@ -262,7 +262,7 @@ static void tape_types(void) {
     FIELD(fattn_reducer_options, flags);
     FIELD(fattn_reducer_options, bucket_bytes);
     FIELD(fattn_reducer_options, late);
-    FIELD(fattn_reducer_options, reserved);
+    FIELD(fattn_reducer_options, hold);
     END(fattn_reducer_options);
     CONSTANT(FATTN_REDUCE_TO_OWNERS);
     STRUCT(fattn_sgd_options);

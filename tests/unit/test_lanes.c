@@ -40,6 +40,8 @@ static fattn_status open_lane(fattni_lane *l) {
 
 static void close_lane(fattni_lane *l) { ranks[rank_of(l)].closed = true; }
 
+static bool linked(const fattni_lane *l) { return rank_of(l) == 0; }
+
 static fattn_status begin(fattni_lane *l, int slot) {
     (void)l, (void)slot;
     return FATTN_OK;
@@ -79,7 +81,7 @@ static fattn_status follow_lane(fattni_lane *l, const fattni_lane *reader, int r
 }
 
 const fattni_lane_ops *lane_ops_of(fattn_device device) {
-    static const fattni_lane_ops ops = {open_lane, close_lane, begin, await, copy, end, follow_lane};
+    static const fattni_lane_ops ops = {open_lane, close_lane, linked, begin, await, copy, end, follow_lane};
     (void)device;
     return &ops;
 }
