@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 table=${1:-results/hopper_h200.txt}
-ranks=${2:-results/ranks_h100.txt}
+ranks=${2:-results/ranks_h200.txt}
 data=$(mktemp)
 trap 'rm -f "$data"' EXIT
 
@@ -82,16 +82,18 @@ GNUPLOT
 # One block per shape and form: N, efficiency.
 : > "$data"
 for shape in '16/16 x 128' '32/8 x 128' '32/4 x 128' '12/12 x 64' '32/8 x 64' '32/4 x 64'; do
-    for form in ring all-gather ulysses; do
-        sed '/== beside/,$d' "$ranks" | awk -v shape="$shape" -v form="$form" \
-            'index($0, shape) == 1 && $5 == form { print $4, $NF }' >> "$data"
+    for form in ring all-gather ulysses saved; do
+        awk -F '|' -v shape="$shape" -v form="$form" '
+            /by NCCL/ { exit }
+            index($0, shape) == 1 { split($1, word, " "); if (word[5] == form) print word[4], $6 + 0 }' \
+            <(sed -n '/== speed/,$p' "$ranks") | sort -n >> "$data"
         printf '\n\n' >> "$data"
     done
 done
 gnuplot <<GNUPLOT
 set terminal svg size 960,560 font "sans-serif,12" background "white"
 set output "ranks_speed.svg"
-set multiplot layout 2,3 title "two H100 beside one: forward and backward, bf16, causal; 1 = twice as fast" font ",14"
+set multiplot layout 2,3 title "two H200 beside one: forward and backward, bf16, causal; 1 = twice as fast" font ",14"
 set logscale x 2
 set xtics ("8k" 8192, "" 16384, "32k" 32768, "" 65536, "128k" 131072, "" 262144)
 set xrange [7000:300000]
@@ -103,9 +105,10 @@ do for [panel = 0:5] {
     if (panel > 0) { unset key }
     heads = word("16/16 32/8 32/4 12/12 32/8 32/4", panel + 1)
     set title sprintf("%s heads, head\\\\_dim %s", heads, panel < 3 ? "128" : "64")
-    plot "$data" index (3 * panel) using 1:2 title "ring" lc "#c0392b" lw 2 pt 7, \
-         "" index (3 * panel + 1) using 1:2 title "all-gather" lc "#2c3e50" lw 2 pt 5, \
-         "" index (3 * panel + 2) using 1:2 title "Ulysses" lc "#2980b9" lw 2 pt 9
+    plot "$data" index (4 * panel) using 1:2 title "ring" lc "#c0392b" lw 2 pt 7, \
+         "" index (4 * panel + 1) using 1:2 title "all-gather" lc "#2c3e50" lw 2 pt 5, \
+         "" index (4 * panel + 2) using 1:2 title "Ulysses" lc "#2980b9" lw 2 pt 9, \
+         "" index (4 * panel + 3) using 1:2 title "Ulysses, saved" lc "#27ae60" lw 2 pt 11
 }
 unset multiplot
 GNUPLOT
