@@ -316,7 +316,7 @@ const char train_details[] = "recall: key-value pairs, then the keys again: the 
                              "mpirun gives each process a GPU of its own (--device cuda). Rank 0 does all that\n"
                              "is not training; one that fails ends all. mpirun kills its processes a second\n"
                              "after Ctrl-C: with longer steps, mpirun --mca odls_base_sigkill_timeout 60 lets\n"
-                             "them save.";
+                             "them save, or, as with Open MPI 5 in any case, SIGTERM to one of them.";
 
 const char *const train_not_stored[] = {"preset", "resume", "overwrite",  "device",   "init", "ranks",
                                         "gpus",   "zero",   "time-limit", "no-graph", NULL};

@@ -2,6 +2,7 @@
 import atexit
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -69,6 +70,15 @@ def can_mpirun():
     if why:
         print("skipped, with processes:", why)
     return not why
+
+
+def after_signal(by_mpirun, text):
+    """The text, if it can be seen: Open MPI 5's mpirun, once it has a signal, passes on nothing that its ranks say."""
+    if not by_mpirun:
+        return text
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    known = re.search(r"\(Open MPI\) (\d+)", version)
+    return "" if known and int(known[1]) >= 5 else text
 
 
 def events(log, *kinds):
