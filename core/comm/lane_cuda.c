@@ -99,6 +99,7 @@ static bool linked(const fattni_lane *l) {
         if (d != l->ctx->device_id &&
             cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, l->ctx->device_id, d))
             native = 0;
+    cudaGetLastError(); /* what does not answer is not linked */
     return devices > 1 && native;
 }
 

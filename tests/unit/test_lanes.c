@@ -97,6 +97,7 @@ static float sent[MOST][N], received[MOST][MOST * N];
 static fattn_status finishes_late(rank_call *c) {
     fattn_message m = {.data = c->rank ? received[1] : sent[0], .bytes = sizeof sent[0], .peer = 1 - c->rank};
     void *opened;
+    cr_assert(fattn_comm_linked(c->comm) == (c->rank == 0) && !fattn_comm_linked(NULL)); /* as its lane says */
     FATTNI_TRY(fattni_comm_start(c->comm, &m, c->rank == 0, &m, c->rank == 1, &opened));
     if (c->rank == 0) pause_for(1);
     return fattni_comm_finish(c->comm, opened);
