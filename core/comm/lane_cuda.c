@@ -95,11 +95,12 @@ static void close_lane(fattni_lane *l) {
 static bool linked(const fattni_lane *l) {
     int devices = 0, native = 1;
     if (cudaGetDeviceCount(&devices)) return false;
-    for (int d = 0; d < devices && native; ++d)
-        if (d != l->ctx->device_id &&
-            cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, l->ctx->device_id, d))
-            native = 0;
-    cudaGetLastError(); /* what does not answer is not linked */
+    for (int d = 0; d < devices && native; ++d) {
+        if (d == l->ctx->device_id) continue;
+        if (!cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, l->ctx->device_id, d)) continue;
+        cudaGetLastError(); /* it is not the caller's */
+        native = 0;
+    }
     return devices > 1 && native;
 }
 
