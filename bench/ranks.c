@@ -229,7 +229,11 @@ static double error_of(const double *x, const double *y, int64_t n) {
     return sqrt(error / norm);
 }
 
-static const char *const forms[] = {"auto", "ring", "all-gather", "ulysses"};
+/* Ways to be timed: the forms, then ULYSSES with what forward saved. */
+enum { FIRST_WAY = FATTN_CP_RING, WAYS = FATTN_CP_ULYSSES + 2 };
+static const char *const ways[WAYS] = {"auto", "ring", "all-gather", "ulysses", "saved"};
+
+static int form_of(int way) { return way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES; }
 
 static int bits(int most) {
     const fattn_dtype dtypes[] = {FATTN_BF16, FATTN_F16, FATTN_F32};
@@ -257,7 +261,7 @@ static int bits(int most) {
                                  equal ? "" : "(no)");
                         bad += !equal && form != FATTN_CP_RING;
                     }
-                    printf("%-10s %-5s %-6s %5lld %6d  %-28s", forms[form], fattn_dtype_name(s.dtype),
+                    printf("%-10s %-5s %-6s %5lld %6d  %-28s", ways[form], fattn_dtype_name(s.dtype),
                            causal ? "causal" : "full", (long long)s.N, ranks, ranks > 1 ? same : "");
                     for (int i = O; i < TENSORS; ++i)
                         if (i != LSE) printf(" %.4f", 1e4 * error_of(free_order.x[i], truth.x[i], numel(&s, i)));
@@ -449,20 +453,18 @@ static int calls_for(const shape *s) {
     return n < 1 ? 1 : n > 20 ? 20 : n;
 }
 
-enum { FIRST_WAY = FATTN_CP_RING, WAYS = FATTN_CP_ULYSSES + 2 }; /* the forms, then ULYSSES with what forward saved */
-
 typedef struct readings {
     times one[MOST_REPEATS], whole[WAYS][MOST_REPEATS], compute[WAYS];
 } readings;
 
 static bool has_way(const shape *s, int way, int ranks) {
-    const int form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES;
+    const int form = form_of(way);
     return (!only_form || form == only_form) && (form != FATTN_CP_ULYSSES || s->Hkv % ranks == 0);
 }
 
 static bool read_way(const shape *given, int way, int ranks, readings *r, int repeat) {
     shape s = *given;
-    s.form = way < FATTN_CP_ULYSSES ? way : FATTN_CP_ULYSSES, s.saves = way > FATTN_CP_ULYSSES;
+    s.form = form_of(way), s.saves = way > FATTN_CP_ULYSSES;
     if (!time_on(&s, ranks, &r->whole[way][repeat])) return false;
     if (repeat > 0) return true;
     s.saves = false;
@@ -488,7 +490,6 @@ static times medians(const times *t) {
 }
 
 static void print_way(const shape *s, int way, int parallel, const readings *r) {
-    static const char *const ways[WAYS] = {"auto", "ring", "all-gather", "ulysses", "saved"};
     const times one = medians(r->one), whole = medians(r->whole[way]), compute_only = r->compute[way];
     double share[MOST_REPEATS];
     char name[32];
@@ -591,8 +592,8 @@ int main(int argc, char **argv) {
         if (sscanf(argv[i], "sms=%d", &sm_limit) == 1) continue;
         if (sscanf(argv[i], "repeats=%d", &repeats) == 1 && repeats >= 1 && repeats <= MOST_REPEATS) continue;
         for (int f = FATTN_CP_RING; f <= FATTN_CP_ULYSSES; ++f)
-            if (!strcmp(argv[i], forms[f])) only_form = f;
-        if (only_form && !strcmp(argv[i], forms[only_form])) continue;
+            if (!strcmp(argv[i], ways[f])) only_form = f;
+        if (only_form && !strcmp(argv[i], ways[only_form])) continue;
         if (given == 3 && !own_m) m = 0, own_m = true;
         if (given == 1 && !own_n) n = 0, own_n = true;
         ok = (given == 3 && m < MOST_MODELS) || (given == 1 && n < MOST_LENGTHS);

@@ -157,7 +157,7 @@ static void make_buckets(fattn_reducer *r, const double *joined, int64_t most, i
             b->count += r->slots[i].count;
         }
         b->aside = r->aside_bytes;
-        r->aside_bytes += ((size_t)b->count * fattn_dtype_size(b->dtype) + 15) / 16 * 16;
+        r->aside_bytes += ((size_t)bytes_of(b) + 15) / 16 * 16;
         divide(r, b);
     }
 }
@@ -346,7 +346,7 @@ static fattn_status set_aside(fattn_reducer *r) {
     if (!r->aside[level]) FATTNI_TRY(fattni_alloc(r->ctx, r->aside_bytes, &r->aside[level]));
     for (int k = 0; k < r->n_buckets; ++k) {
         const bucket *const b = &r->buckets[k];
-        const size_t bytes = (size_t)b->count * fattn_dtype_size(b->dtype);
+        const size_t bytes = (size_t)bytes_of(b);
         const fattn_tensor from = bucket_at(r, b, grads_of(r, b));
         const fattn_tensor to = bucket_at(r, b, (char *)r->aside[level] + b->aside);
         FATTNI_TRY(add_aside(r, b, level));
