@@ -7,6 +7,9 @@ if(CMAKE_C_COMPILER_ID MATCHES "Clang") # -Wconversion as in gcc; omp simd is on
 endif()
 # Nobody reads errno after a function of libm: without it a square root is an instruction, and one of vectors in loops.
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fno-math-errno>")
+# a*b+c is two roundings unless the code says that it is one (core/cpu/vector.inc): compilers would contract a loop's
+# unrolled part and its rest differently, and each of them its own way.
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-ffp-contract=off>")
 if(FATTN_WERROR)
   add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Werror>")
 endif()
@@ -20,25 +23,6 @@ if(FATTN_SANITIZE)
     endif()
   endif()
 endif()
-
-# a*b+c is not contracted: the reference code relies on that, and loops that must give the same bits on every
-# instruction set. Only these files, the CPU's attention and matrix products, may contract it to an FMA, which gcc
-# does not do with -std=c11 alone.
-set(fattn_contracted
-  core/cpu/gemm_cpu.c
-  core/cpu/tile_baseline.c
-  core/cpu/tile_avx2.c
-  core/cpu/tile_avx512.c
-  core/cpu/tile_avx512bf16.c
-  core/cpu/tile_amx.c
-  core/cpu/tile_amxfp16.c
-  fwd/cpu/fwd_cpu.c
-  bwd/cpu/bwd_cpu.c)
-foreach(source IN LISTS fattn_contracted)
-  if(NOT EXISTS ${PROJECT_SOURCE_DIR}/${source})
-    message(FATAL_ERROR "fattn_contracted: there is no ${source}")
-  endif()
-endforeach()
 set(fattn_avx2_options -mavx2 -mfma -mf16c)
 set(fattn_avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
 set(fattn_avx512bf16_options ${fattn_avx512_options} -mavx512bf16)
@@ -58,11 +42,6 @@ function(fattn_add_objects name)
     PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${name} SYSTEM PRIVATE ${RANDOM123_INCLUDE})
   foreach(source IN LISTS ARGN)
-    if(source IN_LIST fattn_contracted)
-      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=fast)
-    else()
-      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
-    endif()
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND source MATCHES "_(avx2|avx512)\\.c$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${fattn_${CMAKE_MATCH_1}_options})
     endif()

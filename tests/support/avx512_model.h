@@ -51,6 +51,11 @@ MODEL uint16_t model_not_equal(__m512 x, __m512 y) {
     for (int n = 0; n < 16; ++n) mask |= (uint16_t)((x[n] != y[n]) << n);
     return mask;
 }
+MODEL __m512 model_fused(__m512 x, __m512 y, __m512 z) {
+    __m512 r = {0};
+    for (int n = 0; n < 16; ++n) r[n] = fmaf(x[n], y[n], z[n]);
+    return r;
+}
 MODEL __m512 model_from_f16(__m256i h) {
     __m512 x = {0};
     for (int n = 0; n < 16; ++n) x[n] = fattni_f16_to_float(((model_halves)h)[n]);
@@ -87,6 +92,7 @@ MODEL __m512i model_to_bf16_pair(__m512 high, __m512 low) {
 #undef _mm512_slli_epi32
 #undef _mm512_srli_epi32
 #undef _mm512_mul_ps
+#undef _mm512_fmadd_ps
 #undef _mm512_cmpneq_ps_mask
 #undef _mm512_castsi256_si512
 #undef _mm512_castsi512_si256
@@ -116,6 +122,7 @@ MODEL __m512i model_to_bf16_pair(__m512 high, __m512 low) {
 #define _mm512_slli_epi32(x, n) ((__m512i)((model_ints)(x) << (n)))
 #define _mm512_srli_epi32(x, n) ((__m512i)((model_ints)(x) >> (n)))
 #define _mm512_mul_ps(x, y) ((x) * (y))
+#define _mm512_fmadd_ps(x, y, z) model_fused(x, y, z)
 #define _mm512_cmpneq_ps_mask(x, y) model_not_equal(x, y)
 #define _mm512_castsi256_si512(x) model_insert((__m512i){0}, x, 0)
 #define _mm512_castsi512_si256(x) model_half(x, 0)
