@@ -160,7 +160,7 @@ PATIENT = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}
 
 
 def interrupted(undisturbed, with_mpi):
-    """All stop after the same step, which is saved."""
+    """All stop after the same step, which is saved, unless mpirun kills them before (`once` empty: half a second)."""
     for way, how in ways(with_mpi):
         for number in (signal.SIGINT, signal.SIGTERM)[:1 if how else 2]:
             p = begin("stopped", *way, "--zero", "--json", "stopped.jsonl", **how, **PATIENT)
@@ -169,7 +169,8 @@ def interrupted(undisturbed, with_mpi):
             said = finish(p, None if how else 130, once=once, timeout=20)
             step = steps_in("stopped")[-1]
             assert not once or f"{once} {step}; continue with --resume stopped" in said, said
-            assert events("stopped.jsonl", "step")[-1]["step"] == step
+            logged = events("stopped.jsonl", "step")[-1]["step"]
+            assert logged == step or (not once and logged > step), (logged, step)
             if step < END[1]:
                 goes_on("stopped", undisturbed)
 
