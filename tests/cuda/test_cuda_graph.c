@@ -1,5 +1,6 @@
 /* fattn_graph: what is recorded does not run, then each launch does; with the default stream and with one of the
    context's own; copies of page-locked memory between launches; errors leave a context that works. */
+#include "core/base/device.h"
 #include "contexts.h"
 
 #include <fattn/fattn.h>
@@ -103,6 +104,41 @@ Test(cuda_graph, pinned_memory_and_marks) {
     fattn_tensor_free(ctx, &sum);
     fattn_tensor_free(ctx, &more);
     cr_assert_eq(fattn_ctx_mem(ctx).live, 0);
+    fattn_ctx_destroy(ctx);
+}
+
+/* By a kernel or by a memset: as many bytes as asked for, no others, between two additions. */
+Test(cuda_graph, zeroes_what_is_asked_for) {
+    enum { COUNT = 10000 };
+    static const size_t begins[] = {0, 4, 6, 8}, sizes[] = {2, 4, 6, 100, 1024, 16380, 16384, 16388, 39000};
+    static float want[COUNT], got[COUNT];
+    fattn_ctx *const ctx = context_or_skip();
+    const int64_t shape[1] = {COUNT};
+    const fattn_tensor host = fattn_tensor_view(got, FATTN_F32, FATTN_CPU, 0, 1, shape);
+    fattn_tensor x, one;
+    fattn_graph *g;
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, shape, &x), FATTN_OK);
+    cr_assert_eq(fattn_tensor_alloc(ctx, FATTN_F32, 1, shape, &one), FATTN_OK);
+    cr_assert_eq(fattn_tensor_normal(ctx, &one, 1, 0, (fattn_rng){0}), FATTN_OK);
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; ++i)
+        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; ++k) {
+            cr_assert_eq(fattn_tensor_normal(ctx, &x, 2, 0, (fattn_rng){0}), FATTN_OK);
+            cr_assert_eq(fattn_tensor_add(ctx, &x, &one), FATTN_OK); /* loads the kernel */
+            cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK);
+            cr_assert_eq(fattn_tensor_add(ctx, &x, &one), FATTN_OK);
+            cr_assert_eq(ctx->ops->zero_rows(ctx, (char *)x.data + begins[i], sizes[k], sizes[k], 1), FATTN_OK);
+            cr_assert_eq(fattn_tensor_add(ctx, &x, &one), FATTN_OK);
+            cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(fattn_tensor_copy(ctx, &host, &x), FATTN_OK);
+            for (int n = 0; n < COUNT; ++n) want[n] = 4;
+            memset((char *)want + begins[i], 0, sizes[k]);
+            for (int n = 0; n < COUNT; ++n) want[n] += 1;
+            cr_assert_eq(memcmp(want, got, sizeof want), 0, "%zu bytes from %zu on", sizes[k], begins[i]);
+            fattn_graph_destroy(ctx, g);
+        }
+    fattn_tensor_free(ctx, &x);
+    fattn_tensor_free(ctx, &one);
     fattn_ctx_destroy(ctx);
 }
 

@@ -1,4 +1,5 @@
-/* Zeroes the counters of a kernel that may start before they are zero (fattni_sm90_start). */
+/* Zeroes counters: of a kernel that may start before they are zero (fattni_sm90_start), and in recordings
+   (fattni_cuda_zero). */
 #include "core/cuda/sm90_args.h"
 #include "core/ptx/grid.h"
 
