@@ -6,7 +6,6 @@
 #include "core/cuda/graph.h"
 #include "core/cuda/kernels.h"
 #include "core/cuda/overlap.h"
-#include "core/cuda/sm90_args.h"
 #include "core/cuda/tensor.h"
 #include "core/fp8/fp8.h"
 #include "core/kv_cache/kv_append.h"

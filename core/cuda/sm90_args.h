@@ -19,11 +19,4 @@ typedef struct fattni_sm90_schedule {
     int32_t head_group;    /* planes that are scheduled together, so that their K and V (Q and dO) stay in L2 */
 } fattni_sm90_schedule;
 
-/* core/cuda/zero_counters.cu */
-enum { FATTNI_ZERO_THREADS = 256 };
-typedef struct fattni_zero_args {
-    int32_t *counters;
-    int32_t count;
-} fattni_zero_args;
-
 #endif

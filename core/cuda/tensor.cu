@@ -1,4 +1,4 @@
-/* Copies with conversion, normal numbers and dropout masks: a thread per element or Philox block. */
+/* Copies with conversion, zeroes, normal numbers and dropout masks: a thread per element or Philox block. */
 #include "core/cuda/tensor.h"
 #include "core/ptx/grid.h"
 #include "core/tensor/normal.h"
@@ -113,6 +113,12 @@ extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)
     fattn_copies(const __grid_constant__ fattni_copies_args a) {
     begin_grid();
     for (int64_t block = blockIdx.x; block < a.blocks; block += gridDim.x) copy_block(a, block);
+}
+
+extern "C" __global__ void __launch_bounds__(FATTNI_ZERO_THREADS)
+    fattn_zero_counters(const __grid_constant__ fattni_zero_args x) {
+    begin_grid();
+    for (int n = (int)threadIdx.x; n < x.count; n += FATTNI_ZERO_THREADS) x.counters[n] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(FATTNI_GRID_THREADS)

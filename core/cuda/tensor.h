@@ -1,4 +1,4 @@
-/* Copies, random numbers and dropout masks on the device: host side and the kernels' arguments. */
+/* Copies, zeroes, random numbers and dropout masks on the device: host side and the kernels' arguments. */
 #ifndef FATTNI_CORE_CUDA_TENSOR_H
 #define FATTNI_CORE_CUDA_TENSOR_H
 
@@ -37,6 +37,14 @@ typedef struct fattni_copies_args {
     int64_t blocks; /* in all; a CTA has some of them */
     int32_t n, reserved;
 } fattni_copies_args;
+
+/* Of one CTA: fattni_cuda_zero in recordings, and counters of a kernel that may start before they are zero
+   (fattni_sm90_start). */
+enum { FATTNI_ZERO_THREADS = 256 };
+typedef struct fattni_zero_args {
+    int32_t *counters;
+    int32_t count;
+} fattni_zero_args;
 
 typedef struct fattni_normal_args {
     fattni_grid grid;
