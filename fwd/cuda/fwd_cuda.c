@@ -315,7 +315,7 @@ static rows_split rows_of(const fattn_ctx *ctx, const fattni_problem *p, const f
     /* Of those a tile has the most that sees this many keys, or fewer. */
     s->parts = fattni_cuda_parts_of((int)fattni_min(keys, x.most * FATTNI_ROWS_LEAST), FATTNI_ROWS_LEAST);
     while (x.each < s->parts && s->all_tiles * fattni_ceil_div(s->parts, x.each) > ctx->gpu.sms) ++x.each;
-    x.results = (int32_t)fattni_round_up(s->parts - x.each + 1, 4); /* statistics are read in vectors */
+    x.results = fattni_rows_most_results((int)s->parts, x.each);
     s->parts = fattni_ceil_div(s->parts, x.each);
     if (s->parts > 1) s->workspace = (size_t)(s->all_tiles * x.results * s->rows * (k->D + 2)) * sizeof(float);
     return x;

@@ -92,6 +92,42 @@ enum {
     FATTNI_ROWS_PARTS = 128   /* of all groups of heads of a sequence together, and of 8 and more groups' each 16 */
 };
 
+/* How a tile's parts are added up: each half of them one after the other, then both halves, so that two CTAs that have
+   a tile have one sum each. What of that items of `each` parts do: the parts that are added up as they are computed are
+   [0, first) and [half, second); each of these sums is a result, each other part is one. */
+typedef struct fattni_rows_order {
+    int32_t half, first, second;
+    int32_t results; /* in memory; of items that have a whole tile there are none */
+} fattni_rows_order;
+FATTNI_FWD_PARTS fattni_rows_order fattni_rows_order_of(int parts, int each) {
+    fattni_rows_order x = {(parts + 1) / 2, each, 0, 0};
+    if (x.first > x.half) x.first = x.half;
+    x.second = (x.half / each + 1) * each;
+    if (x.second > parts) x.second = parts;
+    x.results = x.half - x.first + 1 + (x.half < parts ? parts - x.second + 1 : 0);
+    return x;
+}
+/* Whether a part is added to the sum of those before it. */
+FATTNI_FWD_PARTS int fattni_rows_joins(const fattni_rows_order *x, int part) {
+    return part < x->half ? part > 0 && part < x->first : part > x->half && part < x->second;
+}
+/* Which result a part is, or is added to. */
+FATTNI_FWD_PARTS int fattni_rows_result(const fattni_rows_order *x, int part) {
+    const int of_first = x->half - x->first + 1; /* results of the first half */
+    if (part < x->half) return part < x->first ? 0 : part - x->first + 1;
+    return of_first + (part < x->second ? 0 : part - x->second + 1);
+}
+
+/* Of tiles with at most so many parts; a multiple of 4, since statistics are read in vectors. */
+FATTNI_FWD_PARTS int fattni_rows_most_results(int most_parts, int each) {
+    int results = 0;
+    for (int parts = each + 1; parts <= most_parts; ++parts) {
+        const fattni_rows_order x = fattni_rows_order_of(parts, each);
+        if (x.results > results) results = x.results;
+    }
+    return (results + 3) & ~3;
+}
+
 /* Bytes of shared memory in which a CTA adds up so many rows' results in memory, `results` of each. */
 #define FATTNI_ROWS_SHARED(rows, results, D) (16 + (rows) * (16 + (results) * (8 + 4 * (D))))
 

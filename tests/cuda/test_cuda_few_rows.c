@@ -201,6 +201,28 @@ static void check_alone(fattn_ctx *ctx, const attention_case *c, bool padded, co
     call_free(batch);
 }
 
+/* A tile has two CTAs, which exchange rows, alone more; or has one, which keeps a half, alone two. */
+Test(cuda_few_rows, halves_alone_or_in_a_batch, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip();
+    for (int n = 0; n < 4 && mine(0); ++n) {
+        const int64_t heads = n % 2 ? 50 : 20;
+        const attention_case c = {.name = "alone, in halves",
+                                  .B = 3,
+                                  .Hq = heads * (n / 2 == n % 2 ? 5 : 3),
+                                  .Hkv = heads,
+                                  .Sq = 16,
+                                  .Sk = 2200,
+                                  .D = n < 2 ? 64 : 128,
+                                  .dtype = half_type(n != 1),
+                                  .flags = n ? FATTN_CAUSAL : 0,
+                                  .lengths = LENGTHS_PADDED,
+                                  .length_q = {16, 3, 11},
+                                  .length_k = {2200, 1100, 777}};
+        check_alone(ctx, &c, true, ctx->gpu.arch == 90 ? "_decode_rows_" : "_");
+    }
+    fattn_ctx_destroy(ctx);
+}
+
 Test(cuda_few_rows, few_rows_alone_or_in_a_batch, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip();
     static const int64_t head_dims[] = {64, 128, 256, 80};

@@ -253,7 +253,7 @@ static __device__ __noinline__ void add_in_memory(const fattni_fwd_decode_args *
     grid_dependency_wait();
     if (!some || !meet_in_memory(z, parts)) return;
     const int count = z->x.cluster > 1 ? (parts + SLOTS - 1) / SLOTS : parts;
-    add_results(&z->x, &w, count, GROUPS, FOUR_OF(w.cta));
+    add_results(&z->x, &w, ONE_SUM, count, GROUPS, FOUR_OF(w.cta));
 }
 
 #define NEXT_TURN()                                                                                                    \
@@ -456,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, K_CTAS)
             if (sent > 0) mbarrier_wait(full, 0);
             if (keeps || sent > 0)
                 add_parts(&sum, smem->m_slots[r], smem->l_slots[r], smem->o + of_slots + RESULT_OF(four, z->slots),
-                          keeps, keeps ? in_cluster : sent, unit);
+                          keeps, ONE_SUM, keeps ? in_cluster : sent, unit);
         }
         if (!to_memory)
             finish(&x, &w, &sum, four, unit);

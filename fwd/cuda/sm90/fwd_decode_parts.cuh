@@ -1,9 +1,8 @@
 /* What kernels of few rows over parts of keys have in common (fwd_decode.cuh, fwd_decode_rows.cuh): the rows of a tile,
    the keys that they see, results of parts, the end of a row.
 
-   A part has m, l and O of its keys for every row. Parts are added up in their order, one after the other, wherever it
-   is done: in registers, in shared memory or, from memory, by a second launch of the kernel. Include where D and BM are
-   known. */
+   A part has m, l and O of its keys for every row. Parts are added up in the same order, wherever it is done: in
+   registers, in shared memory or, from memory, by a second launch of the kernel. Include where D and BM are known. */
 #ifndef FATTNI_FWD_CUDA_SM90_FWD_DECODE_PARTS_H
 #define FATTNI_FWD_CUDA_SM90_FWD_DECODE_PARTS_H
 
@@ -84,9 +83,12 @@ DEVICE void add_part(row_sum *x, const row_sum *y, float unit) {
     x->o.x = fmaf(own, y->o.x, x->o.x * old), x->o.y = fmaf(own, y->o.y, x->o.y * old);
     x->o.z = fmaf(own, y->o.z, x->o.z * old), x->o.w = fmaf(own, y->o.w, x->o.w * old);
 }
-/* Adds parts `from`..count - 1 to x, in their order; part 0 is all that there is so far. m, l: of the row; o: of the
-   part 0. Eight are loaded at a time. */
-DEVICE void add_parts(row_sum *x, const float *m, const float *l, const float *o, int from, int count, float unit) {
+/* Adds parts `from`..count - 1 to x, one after the other; part 0 is all that there is so far. Those from `half` on are
+   a sum of their own, which is added at the end. m, l: of the row; o: of the part 0. Eight are loaded at a time. */
+enum { ONE_SUM = 1 << 30 }; /* as `half` */
+DEVICE void add_parts(row_sum *x, const float *m, const float *l, const float *o, int from, int half, int count,
+                      float unit) {
+    row_sum first_half;
 #pragma unroll 1
     for (int first = 0; first < count; first += 8) {
         row_sum y[8];
@@ -103,12 +105,16 @@ DEVICE void add_parts(row_sum *x, const float *m, const float *l, const float *o
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
             if (first + n >= count) break;
-            if (first + n < from)
+            if (first + n == half) first_half = *x;
+            if (first + n < from || first + n == half)
                 *x = y[n];
             else
                 add_part(x, &y[n], unit);
         }
     }
+    if (half >= count) return;
+    add_part(&first_half, x, unit);
+    *x = first_half;
 }
 
 /* What O of row r is multiplied by, and L. */
@@ -169,15 +175,16 @@ DEVICE void store_to_memory(const fattni_fwd_parts_args *x, const key_part *w, c
     *(float4 *)(results + 2 * all_m + (r * groups + n) * D + d) = sum->o;
 }
 
-/* Columns `four` of the tile from the `count` results that lie in memory: what the second launch of a call does. */
-DEVICE void add_results(const fattni_fwd_parts_args *x, const key_part *w, int count, int groups, int four) {
+/* Columns `four` of the tile from the `count` results that lie in memory, those from `half` on apart (add_parts): what
+   the second launch of a call does. */
+DEVICE void add_results(const fattni_fwd_parts_args *x, const key_part *w, int half, int count, int groups, int four) {
     const int r = four / D, all_m = x->rows * groups;
     const float *const results = results_of(x, w, groups);
     const float unit = x->a.scale * LOG2E;
     row_sum sum;
     if (four < w->rows * D)
         add_parts(&sum, results + r * groups, results + all_m + r * groups,
-                  results + 2 * all_m + RESULT_OF(four, groups), 1, count, unit);
+                  results + 2 * all_m + RESULT_OF(four, groups), 1, half, count, unit);
     finish(x, w, &sum, four, unit);
 }
 

@@ -8,14 +8,16 @@
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d] or pages [page,g,j,d], lse [b,h,i]; d is D; k and v with strides that
                tensor maps can take.
    Items       a tile's keys, or consecutive parts of them; item n of the call is CTA n % grid's. Parts (fwd_decode.h)
-               follow from the sequence's keys and the number of heads. The item with a tile's first part adds its parts
-               up in registers, the others' lie in memory, one by one. All are added up in their order: by the tile's
-               CTAs where they are few, which are a cluster then, or by a second launch. Which CTA computed a part does
-               not show in the bits.
-   Warps       of the first warpgroup one loads K and V, or two load one each, and one loads Q; the others compute. In a
-               tile of 128 rows two own 64 each. In one of 64 they are one, or (head_dim 64, where one alone would take
-               longer than memory) two, which take turns at the blocks: at the end of a part the second one's sum is
-               added to the first one's.
+               follow from the sequence's keys and the number of heads. The parts of each half of a tile are added up in
+               their order, then both halves (fattni_rows_order). Which CTA computed a part does not show in the bits.
+   Results     The item with the first part of a half adds up its parts of that half as it computes them. This sum, and
+               each other part, is a result. Of an item that has all parts none leaves the CTA. Where two CTAs have a
+               half each, they exchange rows in a cluster's shared memory. Otherwise results lie in memory, and are
+               added up by the tile's CTAs, which are a cluster where they are few, or by a second launch.
+   Warps       of the first warpgroup one loads K and V, or two load one each, and the others load Q. The other
+               warpgroups compute. In a tile of 128 rows two own 64 each. In one of 64 they are one, or (head_dim 64,
+               where one alone would take longer than memory) two, which take turns at the blocks: at the end of a part
+               the second one's sum is added to the first one's.
    Pipeline    P V of block n - 1 runs beside the softmax of block n, S of block n + 1 beside O's rescaling.
 
    Instances: fwd_kernels.def. Macros in: cmake/instance.cu.in. */
@@ -38,16 +40,24 @@ enum {
     PANELS = D / 64,
     Q_BYTES = PANELS * BM * 128,
     KV_BYTES = PANELS * BN * 128,
-    SENT_BYTES = TURNS ? (D / 8 + 1) * 128 * 16 : 0, /* a consumer's sum */
-    STAGES = (226 * 1024 - 2 * Q_BYTES - SENT_BYTES) / (2 * KV_BYTES),
+    ROW_THREADS = 2 * BM,  /* of the consumers, those that have rows in the end */
+    SUM_FOURS = D / 8 + 1, /* float4s of a thread's sum and its statistics */
+    IS_LARGE = BM * D > 128 * 64,
+    /* float4s of a thread: what one of two that take turns sends; the sum of the first half of all parts, else in local
+       memory; of the sum of parts, what there are no registers for while blocks are computed */
+    SENT = TURNS ? SUM_FOURS : 0,
+    KEPT = IS_LARGE ? 0 : SUM_FOURS,
+    ASIDE = IS_LARGE ? D / 16 : 0,
+    STAGES = (226 * 1024 - 2 * Q_BYTES - (SENT + KEPT + ASIDE) * ROW_THREADS * 16) / (2 * KV_BYTES),
     PRODUCERS = STAGES < 3 ? 2 : 1, /* warps: of few stages V must not hold up K of a later block */
-    ALIGNED = BN                    /* the first key of a tile, so that a block has whole pages, or a part of one */
+    QUERY_WARPS = 4 - PRODUCERS,
+    ALIGNED = BN /* the first key of a tile, so that a block has whole pages, or a part of one */
 };
 #include "fwd/cuda/sm90/fwd_decode_parts.cuh"
 
 typedef struct shared_memory {
     unsigned char q[2][Q_BYTES], k[STAGES][KV_BYTES], v[STAGES][KV_BYTES]; /* panels (core/device/sm90_tile.cuh) */
-    float4 sent[TURNS ? D / 8 + 1 : 0][128];
+    float4 sent[SENT][ROW_THREADS], kept[KEPT][ROW_THREADS], aside[ASIDE][ROW_THREADS];
     uint64_t q_full[2], q_empty[2];
     uint64_t k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
 } shared_memory;
@@ -81,6 +91,11 @@ DEVICE int find_parts(const fattni_fwd_rows_args *z, int n, key_part *w) {
 DEVICE int find_item(const fattni_fwd_rows_args *z, int n, key_part *w) {
     w->cta = fattni_divide(&n, &z->x.parts), w->part = w->cta * z->each;
     return w->part < find_parts(z, n, w);
+}
+/* Whether two CTAs, which are a cluster, have a half each of a tile with so many parts. */
+DEVICE int are_halves(const fattni_fwd_rows_args *z, int parts) {
+    const fattni_rows_order order = fattni_rows_order_of(parts, z->each);
+    return z->x.cluster == 2 && parts > z->each && order.results == 2;
 }
 /* Keys of an item: [item_begin, item_end), of which the first is at a multiple of BN. */
 DEVICE int item_begin(const key_part *w) { return w->begin + w->part * w->keys; }
@@ -134,9 +149,9 @@ DEVICE void produce_keys(const fattni_fwd_rows_args *z, uint32_t shared, int fir
     }
 }
 
-/* Loads Q of the CTA's items: in a tile the rows of several heads lie next to each other. */
-DEVICE void produce_queries(const fattni_fwd_rows_args *z, uint32_t shared) {
-    enum { CHUNKS = D / 8 }; /* of a row */
+/* Loads Q of the CTA's items, by QUERY_WARPS: in a tile the rows of several heads lie next to each other. */
+DEVICE void produce_queries(const fattni_fwd_rows_args *z, uint32_t shared, int warp) {
+    enum { CHUNKS = D / 8, ROWS_AT_ONCE = 32 / CHUNKS * QUERY_WARPS }; /* of a row; of all warps */
     const fattni_fwd_parts_args *const x = &z->x;
     const int lane = (int)threadIdx.x % 32, chunk = lane % CHUNKS;
     ring at = {0, 1};
@@ -145,7 +160,8 @@ DEVICE void produce_queries(const fattni_fwd_rows_args *z, uint32_t shared) {
         if (!find_item(z, n, &w)) continue;
         mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, at.stage), at.parity);
         const uint32_t panel = ELEMENT_ADDRESS(shared, q, at.stage) + chunk / 8 * (BM * 128);
-        for (int r = lane / CHUNKS; r < BM; r += 32 / CHUNKS) {
+#pragma unroll 4
+        for (int r = lane / CHUNKS + 32 / CHUNKS * warp; r < BM; r += ROWS_AT_ONCE) {
             const int inside = r < w.rows;
             const half_type *const from = (const half_type *)x->a.q.p + place_of(x, &w, &x->a.q, inside ? r : 0);
             cp_async_16(panel + r * 128 + swizzled_chunk(chunk % 8, r % 8), from + 8 * chunk, inside ? 16 : 0);
@@ -169,6 +185,22 @@ DEVICE void clear_sum(rows_sum *x) {
     for (int e = 0; e < 2; ++e) x->m[e] = -INFINITY, x->l[e] = 0.0f;
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) x->o[i] = 0.0f;
+}
+/* The last columns of a sum of parts, which lie in shared memory while blocks are computed. */
+DEVICE void put_aside(shared_memory *smem, const rows_sum *x) {
+#pragma unroll
+    for (int n = 0; n < ASIDE; ++n) {
+        const float *const o = x->o + D / 2 - 4 * ASIDE + 4 * n;
+        smem->aside[n][threadIdx.x - 128] = make_float4(o[0], o[1], o[2], o[3]);
+    }
+}
+DEVICE void take_back(const shared_memory *smem, rows_sum *x) {
+#pragma unroll
+    for (int n = 0; n < ASIDE; ++n) {
+        const float4 y = smem->aside[n][threadIdx.x - 128];
+        float *const o = x->o + D / 2 - 4 * ASIDE + 4 * n;
+        o[0] = y.x, o[1] = y.y, o[2] = y.z, o[3] = y.w;
+    }
 }
 /* Adds the part after x to it. */
 DEVICE void add_sum(rows_sum *x, const rows_sum *part, float unit) {
@@ -203,20 +235,17 @@ DEVICE void store_part(const fattni_fwd_rows_args *z, const key_part *w, const r
             if (row + 8 * half < w->rows) store_to_memory(&z->x, w, &x, row + 8 * half, column_of(c), slot, z->groups);
         }
 }
-/* The end of these rows. */
-DEVICE void store_rows(const fattni_fwd_rows_args *z, const key_part *w, const rows_sum *sum, int row) {
+/* The end of row `row` + 8 * half. */
+DEVICE void store_row(const fattni_fwd_rows_args *z, const key_part *w, const rows_sum *sum, int row, int half) {
+    const int r = row + 8 * half, inside = r < w->rows;
+    row_sum x = {make_float4(0, 0, 0, 0), sum->m[half], sum->l[half]};
+    row_result end = {0, 0, 0, 0};
+    if (inside) end = end_of(&z->x, w, &x, r, z->x.a.scale * LOG2E);
+    __syncwarp(); /* all lanes of a row have read the old L */
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int r = row + 8 * half, inside = r < w->rows;
-        row_sum x = {make_float4(0, 0, 0, 0), sum->m[half], sum->l[half]};
-        row_result end = {0, 0, 0, 0};
-        if (inside) end = end_of(&z->x, w, &x, r, z->x.a.scale * LOG2E);
-        __syncwarp(); /* all lanes of a row have read the old L */
-#pragma unroll
-        for (int c = 0; c < D / 8; c += 2) {
-            x.o = four_of(sum->o, c, half);
-            if (inside) store_end(&z->x, w, &x, &end, r, column_of(c));
-        }
+    for (int c = 0; c < D / 8; c += 2) {
+        x.o = four_of(sum->o, c, half);
+        if (inside) store_end(&z->x, w, &x, &end, r, column_of(c));
     }
 }
 
@@ -393,7 +422,71 @@ DEVICE void receive_sum(uint32_t shared, rows_sum *sum, float unit) {
     named_barrier_arrive(FREE_BARRIER, 256);
 }
 
-DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memory *smem) {
+/* A thread's sum; number n of its float4s is at kept[n * KEPT_PITCH]. */
+enum { KEPT_PITCH = KEPT ? ROW_THREADS : 1 };
+DEVICE void keep_sum(float4 *kept, const rows_sum *sum) {
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+        kept[n * KEPT_PITCH] = make_float4(sum->o[4 * n], sum->o[4 * n + 1], sum->o[4 * n + 2], sum->o[4 * n + 3]);
+    kept[D / 8 * KEPT_PITCH] = make_float4(sum->m[0], sum->m[1], sum->l[0], sum->l[1]);
+}
+/* The sum after the kept one becomes that of both. */
+DEVICE void add_to_kept(rows_sum *sum, const float4 *kept, float unit) {
+    const float4 y = kept[D / 8 * KEPT_PITCH];
+    float m[2] = {y.x, y.y}, l[2] = {y.z, y.w}, first_by[2], second_by[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        add_statistics(&m[e], &l[e], sum->m[e], sum->l[e], &first_by[e], &second_by[e], unit);
+        sum->m[e] = m[e], sum->l[e] = l[e];
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+        const float4 first = kept[n * KEPT_PITCH];
+        const float x[4] = {first.x, first.y, first.z, first.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            sum->o[4 * n + i] = fmaf(second_by[i / 2], sum->o[4 * n + i], x[i] * first_by[i / 2]);
+    }
+}
+
+/* Where two CTAs have a half of a tile each, the first one ends the first of a thread's two rows, the second one the
+   other. What a thread has of the other CTA's row it leaves where the CTA has computed, for the same thread there. */
+typedef struct left_rows {
+    float4 o[D / 16][ROW_THREADS];
+    float2 statistics[ROW_THREADS];
+} left_rows;
+static_assert(sizeof(left_rows) <= 2 * Q_BYTES + STAGES * 2 * KV_BYTES, "shared memory");
+DEVICE void leave_row(left_rows *to, const rows_sum *sum, int second) {
+    const int thread = (int)threadIdx.x - 128;
+#pragma unroll
+    for (int n = 0; n < D / 16; ++n) {
+        const float *const x = sum->o + 8 * n;
+        to->o[n][thread] = second ? make_float4(x[0], x[1], x[4], x[5]) : make_float4(x[2], x[3], x[6], x[7]);
+    }
+    to->statistics[thread] = make_float2(second ? sum->m[0] : sum->m[1], second ? sum->l[0] : sum->l[1]);
+}
+/* The thread's row that ends here becomes the sum of both CTAs' (and so does the other one, so that no register is
+   chosen by an index). */
+DEVICE void take_row(const left_rows *from, rows_sum *sum, int second, float unit) {
+    const int thread = (int)threadIdx.x - 128;
+    const float2 other = from->statistics[thread];
+    float m = second ? other.x : sum->m[0], l = second ? other.y : sum->l[0], first_by, second_by;
+    add_statistics(&m, &l, second ? sum->m[1] : other.x, second ? sum->l[1] : other.y, &first_by, &second_by, unit);
+    sum->m[0] = sum->m[1] = m, sum->l[0] = sum->l[1] = l;
+#pragma unroll
+    for (int n = 0; n < D / 16; ++n) {
+        const float4 y = from->o[n][thread];
+        const float x[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float *const o = sum->o + 8 * n + 4 * (i / 2) + i % 2; /* and o[2], of the second row */
+            o[0] = o[2] = second ? fmaf(second_by, o[2], x[i] * first_by) : fmaf(second_by, x[i], o[0] * first_by);
+        }
+    }
+}
+
+/* Returns whether the cluster has nothing left to add up. */
+DEVICE int consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memory *smem) {
     const int consumer = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128 - 1, 0), sends = TURNS && consumer == 1;
     const int row0 = TURNS ? 0 : 64 * consumer,
               row = row0 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
@@ -401,11 +494,15 @@ DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memor
     const uint64_t q_rows = row_descriptor(MEMBER_ADDRESS(shared, q) + row0 * 128, 128);
     const float unit = z->x.a.scale * LOG2E;
     ring q_at = {0, 0}, at = {0, 0};
+    float4 local[KEPT ? 1 : SUM_FOURS];
+    int zero = 0; /* hidden, so that no part of `local` is in registers */
+    asm volatile("" : "+r"(zero));
+    float4 *const kept = KEPT ? smem->kept[0] + threadIdx.x - 128 : local + zero;
     if (TURNS && !sends) named_barrier_arrive(FREE_BARRIER, 256);
     for (int n = (int)blockIdx.x; n < z->items; n += (int)gridDim.x) {
         key_part w;
         if (!find_item(z, n, &w)) continue;
-        const int begin = item_begin(&w), end = item_end(z, &w), alone = parts_of(&w) <= z->each;
+        const int begin = item_begin(&w), end = item_end(z, &w);
         block_state x = {q_rows + q_at.stage * (Q_BYTES >> 4), at, begin + first * BN, 0, -1, seen_of(&z->x, &w, row)};
         rows_sum all, part;
         float s[BN / 2];
@@ -413,6 +510,7 @@ DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memor
         advance(&at, (end - begin + BN - 1) / BN, STAGES);
         mbarrier_wait(ELEMENT_ADDRESS(shared, q_full, q_at.stage), q_at.parity);
         clear_sum(&all);
+        put_aside(smem, &all);
         if (x.j < end) {
             mbarrier_wait(ELEMENT_ADDRESS(shared, k_full, x.at.stage), x.at.parity);
             begin_scores(s, x.q, shared, x.at.stage);
@@ -420,7 +518,11 @@ DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memor
             PIN(s, BN / 2);
             arrive_once_per_warp(ELEMENT_ADDRESS(shared, k_empty, x.at.stage));
         }
-        for (int number = 0, j = begin; j < end; ++number, j += w.keys) {
+        const int parts = parts_of(&w), alone = parts <= z->each;
+        const fattni_rows_order order = fattni_rows_order_of(parts, z->each);
+        const int exchanges = are_halves(z, parts);
+        int number = w.part;
+        for (int j = begin; j < end; ++number, j += w.keys) {
             const int end_of_part = min(j + w.keys, end);
             add_blocks(z, &w, shared, &x, &part, s, end_of_part, end);
             if (sends) {
@@ -428,32 +530,49 @@ DEVICE void consume(const fattni_fwd_rows_args *z, uint32_t shared, shared_memor
                 continue;
             }
             if (TURNS && end_of_part - j > BN) receive_sum(shared, &part, unit);
-            if (w.part > 0)
-                store_part(z, &w, &part, row, w.part + number - z->each + 1);
-            else if (number == 0)
-                all = part;
-            else
+            if (fattni_rows_joins(&order, number)) {
+                take_back(smem, &all);
                 add_sum(&all, &part, unit);
+            } else {
+                all = part;
+            }
+            put_aside(smem, &all);
+            if (!alone && !exchanges && (end_of_part == end || !fattni_rows_joins(&order, number + 1)))
+                store_part(z, &w, &all, row, fattni_rows_result(&order, number));
+            if (alone && number + 1 == order.half && order.half < parts) keep_sum(kept, &all);
         }
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, q_empty, q_at.stage));
         advance(&q_at, 1, 2);
-        if (w.part > 0 || sends) continue;
-        if (alone)
-            store_rows(z, &w, &all, row);
-        else
-            store_part(z, &w, &all, row, 0);
+        take_back(smem, &all);
+        int ends = alone && !sends ? 3 : 0; /* of the thread's two rows, those that end here */
+        if (exchanges) {
+            left_rows *const left = (left_rows *)smem;
+            if (sends) named_barrier_sync(FREE_BARRIER, 256);
+            named_barrier_sync(ADD_BARRIER, THREADS - 128); /* all have computed */
+            if (!sends) leave_row(left, &all, w.cta);
+            cluster_sync();
+            if (!sends) take_row((const left_rows *)cluster_pointer(left, (uint32_t)(1 - w.cta)), &all, w.cta, unit);
+            ends = sends ? 0 : 1 << w.cta;
+        }
+        if (ends == 3 && order.half < parts) add_to_kept(&all, kept, unit);
+        if (ends & 1) store_row(z, &w, &all, row, 0);
+        if (ends & 2) store_row(z, &w, &all, row, 1);
+        if (!exchanges) continue;
+        cluster_sync(); /* no CTA ends while the other one reads */
+        return 1;
     }
     if (sends) named_barrier_sync(FREE_BARRIER, 256); /* so that each arrival has its wait */
+    return 0;
 }
 
 /* ---- sums of results in memory, by a cluster that has a tile's parts, each CTA some of its rows ---- */
 
-/* Adds up the statistics of a row's results. weights[n]: what O so far is multiplied by before result n is added, and
-   that result. */
+/* Adds up the statistics of a row's results, those from `half` on apart. weights[n]: what O so far is multiplied by
+   before result n is added, and that result; weights[0]: what the sums of both halves are. */
 DEVICE row_result add_row(const fattni_fwd_rows_args *z, const key_part *w, int row, const float *m, const float *l,
-                          int count, float2 *weights) {
+                          int half, int count, float2 *weights) {
     const float unit = z->x.a.scale * LOG2E;
-    row_sum sum = {make_float4(0, 0, 0, 0), m[0], l[0]};
+    row_sum sum = {make_float4(0, 0, 0, 0), m[0], l[0]}, first_half;
 #pragma unroll 1
     for (int first = 0; first < count; first += 4) {
         const float4 m4 = *(const float4 *)(m + first), l4 = *(const float4 *)(l + first);
@@ -461,15 +580,25 @@ DEVICE row_result add_row(const fattni_fwd_rows_args *z, const key_part *w, int 
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (first + i == 0 || first + i >= count) continue;
+            if (first + i == half) {
+                first_half = sum;
+                sum.m = ms[i], sum.l = ls[i];
+                continue;
+            }
             float2 weight;
             add_statistics(&sum.m, &sum.l, ms[i], ls[i], &weight.x, &weight.y, unit);
             weights[first + i] = weight;
         }
     }
+    if (half < count) {
+        float2 weight;
+        add_statistics(&first_half.m, &first_half.l, sum.m, sum.l, &weight.x, &weight.y, unit);
+        weights[0] = weight;
+        sum = first_half;
+    }
     return end_of(&z->x, w, &sum, row, unit);
 }
-DEVICE void add_weighted(float4 *sum, const float *from, float2 weights) {
-    const float4 y = *(const float4 *)from;
+DEVICE void add_weighted(float4 *sum, float4 y, float2 weights) {
     sum->x = fmaf(weights.y, y.x, sum->x * weights.x), sum->y = fmaf(weights.y, y.y, sum->y * weights.x);
     sum->z = fmaf(weights.y, y.z, sum->z * weights.x), sum->w = fmaf(weights.y, y.w, sum->w * weights.x);
 }
@@ -482,8 +611,10 @@ static __device__ __noinline__ void add_in_cluster(const fattni_fwd_rows_args *z
     const int thread = (int)threadIdx.x - 128, ctas = (int)x->parts.by;
     key_part w;
     int tile = (int)blockIdx.x;
-    const int cta = fattni_divide(&tile, &x->parts), parts = find_parts(z, tile, &w), count = parts - z->each + 1;
+    const int cta = fattni_divide(&tile, &x->parts), parts = find_parts(z, tile, &w);
     if (parts <= z->each) return;
+    const fattni_rows_order order = fattni_rows_order_of(parts, z->each);
+    const int count = order.results, half = fattni_rows_result(&order, order.half);
     const int share = (w.rows + ctas - 1) / ctas, end = min((cta + 1) * share, w.rows),
               bytes = count * D * 4; /* of a row */
     row_result *const ends = (row_result *)(memory + 16);
@@ -510,7 +641,8 @@ static __device__ __noinline__ void add_in_cluster(const fattni_fwd_rows_args *z
         }
         if (thread < rows) { /* there are more threads than rows */
             const int r = begin + thread;
-            ends[thread] = add_row(z, &w, r, m + r * z->groups, l + r * z->groups, count, weights + thread * z->groups);
+            ends[thread] =
+                add_row(z, &w, r, m + r * z->groups, l + r * z->groups, half, count, weights + thread * z->groups);
         }
         named_barrier_sync(ADD_BARRIER, ADDING);
         mbarrier_wait(full, parity);
@@ -518,9 +650,15 @@ static __device__ __noinline__ void add_in_cluster(const fattni_fwd_rows_args *z
         for (int n = thread; n < rows * FOURS; n += ADDING) {
             const int row = n / FOURS, d = n % FOURS * 4;
             const float *const from = results + row * count * D + d;
-            row_sum sum = {*(const float4 *)from, 0, 0};
+            const float2 *const weight = weights + row * z->groups;
+            float4 first_half = *(const float4 *)from;
+            row_sum sum = {*(const float4 *)(from + half * D), 0, 0};
 #pragma unroll 4
-            for (int i = 1; i < count; ++i) add_weighted(&sum.o, from + i * D, weights[row * z->groups + i]);
+            for (int i = 1; i < half; ++i) add_weighted(&first_half, *(const float4 *)(from + i * D), weight[i]);
+#pragma unroll 4
+            for (int i = half + 1; i < count; ++i) add_weighted(&sum.o, *(const float4 *)(from + i * D), weight[i]);
+            add_weighted(&first_half, sum.o, weight[0]);
+            sum.o = first_half;
             store_end(x, &w, &sum, &ends[row], begin + row, d);
         }
         named_barrier_sync(ADD_BARRIER, ADDING); /* the next rows take the same memory */
@@ -533,7 +671,9 @@ static __device__ __noinline__ void add_in_memory(const fattni_fwd_rows_args *z)
     int n = (int)blockIdx.x;
     const int cta = fattni_divide(&n, &z->x.parts), parts = find_parts(z, n, &w);
     if (parts <= z->each) return;
-    add_results(&z->x, &w, parts - z->each + 1, z->groups, 4 * (cta * FATTNI_ROWS_ADDING + (int)threadIdx.x));
+    const fattni_rows_order order = fattni_rows_order_of(parts, z->each);
+    add_results(&z->x, &w, fattni_rows_result(&order, order.half), order.results, z->groups,
+                4 * (cta * FATTNI_ROWS_ADDING + (int)threadIdx.x));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_constant__ fattni_fwd_rows_args args) {
@@ -548,7 +688,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     }
     if (threadIdx.x == 0) {
         for (int n = 0; n < 2; ++n) {
-            mbarrier_init(ELEMENT_ADDRESS(shared, q_full, n), 32);
+            mbarrier_init(ELEMENT_ADDRESS(shared, q_full, n), 32 * QUERY_WARPS);
             mbarrier_init(ELEMENT_ADDRESS(shared, q_empty, n), 4 * CONSUMERS);
         }
         for (int n = 0; n < STAGES; ++n) {
@@ -563,17 +703,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     if (role == 0) {
         if (CONSUMERS > 1) registers_lower(40);
         const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / 32, 0);
-        if (warp < PRODUCERS && z->x.parts.by > 1 && z->x.tiles.by == 1)
+        if (warp < PRODUCERS && z->x.tiles.by == 1)
             produce_keys(z, shared, warp, PRODUCERS == 1 ? 1 : warp, 1);
         else if (warp < PRODUCERS)
             produce_keys(z, shared, warp, PRODUCERS == 1 ? 1 : warp, 0);
-        else if (warp == PRODUCERS)
-            produce_queries(z, shared);
-        if (z->x.cluster > 1) cluster_sync();
+        else
+            produce_queries(z, shared, warp - PRODUCERS);
+        if (z->x.cluster > 1) { /* as often as consumers */
+            key_part w;
+            int tile = (int)blockIdx.x;
+            fattni_divide(&tile, &z->x.parts);
+            cluster_sync();
+            if (are_halves(z, find_parts(z, tile, &w))) cluster_sync();
+        }
     } else {
         if (CONSUMERS > 1) registers_raise(232);
-        consume(z, shared, (shared_memory *)SHARED_MEMORY);
-        if (z->x.cluster == 1) return;
+        if (consume(z, shared, (shared_memory *)SHARED_MEMORY) || z->x.cluster == 1) return;
         async_proxy_fence_global(); /* results are read by bulk copies */
         cluster_sync();
         add_in_cluster(z, SHARED_MEMORY);

@@ -299,7 +299,7 @@ static void run(const problem *p, fattni_fwd_parts_args x) {
     const int keys = banded ? min(a->Sk, a->left + a->right + a->Sq + (int)ALIGNED) : a->Sk;
     const int most = fattni_rows_most_parts(a->Hq / heads),
               most_here = min(most, (keys + FATTNI_ROWS_LEAST - 1) / FATTNI_ROWS_LEAST);
-    const int each = min(1 + runs % 4 * (runs % 4), most_here), groups = (most_here - each + 4) / 4 * 4;
+    const int each = min(1 + runs % 4 * (runs % 4), most_here), groups = fattni_rows_most_results(most_here, each);
     const int parts = (most_here + each - 1) / each;
     x.cluster = runs % 3 && parts <= 8 ? parts : 1;
     const int results_of_tile = groups * min(heads * a->Sq, K_BM) * (K_D + 2);
@@ -505,6 +505,10 @@ static test_case cases[] = {
     {CASE("parts of two blocks more", 1, 16, 8, 3, 8300, K_D, K_DV, 0, -1, -1), .half_o = 1},
     {CASE("parts, padded, merge", 2, 24, 2, 11, 2200, K_D, K_DV, 1, -1, -1), .merge = 1, .padded = 1,
      .length_q = {11, 7}, .length_k = {2200, 1101}},
+    {CASE("halves, one sequence's in one CTA", 2, 12, 2, 7, 1300, K_D, K_DV, 1, -1, -1), .padded = 1,
+     .length_q = {7, 4}, .length_k = {1300, 900}},
+    {CASE("halves, one sequence's in one CTA, the first", 2, 12, 2, 7, 1300, K_D, K_DV, 0, -1, -1), .padded = 1,
+     .length_q = {7, 4}, .length_k = {600, 1300}},
 #endif
     {CASE("groups, causal", 2, 6, 2, 5, 700, K_D - 8, K_DV, 1, -1, -1), .half_o = 1},
     {CASE("several tiles, window", 1, 5, 1, 9, 500, K_D, K_DV, 0, 130, 20)},
