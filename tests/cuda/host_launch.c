@@ -539,6 +539,24 @@ Test(host_launch, parts_of_rows_of_large_groups) {
     }
 }
 
+/* Results are numbered in the order of their parts; an item and a half begin one each. */
+Test(host_launch, results_of_halves) {
+    for (int parts = 1; parts <= 128; ++parts)
+        for (int each = 1; each <= parts; ++each) {
+            const fattni_rows_order x = fattni_rows_order_of(parts, each);
+            int results = 0;
+            for (int part = 0; part < parts; ++part) {
+                const bool joins = fattni_rows_joins(&x, part);
+                cr_assert(!joins || (part % each && part != x.half), "part %d of %d, %d an item", part, parts, each);
+                if (!joins) ++results;
+                cr_assert_eq(fattni_rows_result(&x, part), results - 1, "part %d of %d, %d an item", part, parts, each);
+            }
+            cr_assert_eq(x.results, results, "%d parts, %d an item", parts, each);
+            if (each < parts) cr_assert_leq(results, fattni_rows_most_results(parts, each));
+            if (2 * each == parts) cr_assert_eq(results, 2, "%d parts in halves", parts);
+        }
+}
+
 /* More parts of all sequences than CUDA has blocks. */
 Test(host_launch, too_many_parts) {
     fattn_ctx ctx = context_of(80);
