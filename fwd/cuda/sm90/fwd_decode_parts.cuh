@@ -76,12 +76,17 @@ DEVICE void add_statistics(float *m, float *l, float y_m, float y_l, float *old,
     *old = *m < top ? weight : 1.0f, *own = y_m < top ? weight : 1.0f;
     *m = top, *l = fmaf(*own, y_l, *l * *old);
 }
+/* O of both: so rounded wherever parts are added up. */
+DEVICE float joined(float x, float old, float y, float own) { return fmaf(own, y, x * old); }
+DEVICE void add_weighted(float4 *x, float4 y, float2 by) {
+    x->x = joined(x->x, by.x, y.x, by.y), x->y = joined(x->y, by.x, y.y, by.y);
+    x->z = joined(x->z, by.x, y.z, by.y), x->w = joined(x->w, by.x, y.w, by.y);
+}
 /* Adds the part after x to it. */
 DEVICE void add_part(row_sum *x, const row_sum *y, float unit) {
-    float old, own;
-    add_statistics(&x->m, &x->l, y->m, y->l, &old, &own, unit);
-    x->o.x = fmaf(own, y->o.x, x->o.x * old), x->o.y = fmaf(own, y->o.y, x->o.y * old);
-    x->o.z = fmaf(own, y->o.z, x->o.z * old), x->o.w = fmaf(own, y->o.w, x->o.w * old);
+    float2 by;
+    add_statistics(&x->m, &x->l, y->m, y->l, &by.x, &by.y, unit);
+    add_weighted(&x->o, y->o, by);
 }
 /* Adds parts `from`..count - 1 to x, one after the other; part 0 is all that there is so far. Those from `half` on are
    a sum of their own, which is added at the end. m, l: of the row; o: of the part 0. Eight are loaded at a time. */

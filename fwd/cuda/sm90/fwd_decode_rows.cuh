@@ -208,7 +208,7 @@ DEVICE void add_sum(rows_sum *x, const rows_sum *part, float unit) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) add_statistics(&x->m[e], &x->l[e], part->m[e], part->l[e], &old[e], &own[e], unit);
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) x->o[i] = fmaf(own[i / 2 % 2], part->o[i], x->o[i] * old[i / 2 % 2]);
+    for (int i = 0; i < D / 2; ++i) x->o[i] = joined(x->o[i], old[i / 2 % 2], part->o[i], own[i / 2 % 2]);
 }
 
 /* Columns 8 n + 4 (t / 2) + 0 to 3 of one of the thread's rows, n = c in even lanes and c + 1 in odd ones. */
@@ -392,15 +392,21 @@ DEVICE void load_shared_floats(float x[4], uint32_t from) {
     for (int n = 0; n < 4; ++n) x[n] = __uint_as_float(y[n]);
 }
 
+/* A thread's sum; number n of its float4s is at kept[n * KEPT_PITCH]. */
+enum { KEPT_PITCH = KEPT ? ROW_THREADS : 1 };
+static_assert(!SENT || KEPT_PITCH == ROW_THREADS, "send_sum");
+DEVICE void keep_sum(float4 *kept, const rows_sum *sum) {
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+        kept[n * KEPT_PITCH] = make_float4(sum->o[4 * n], sum->o[4 * n + 1], sum->o[4 * n + 2], sum->o[4 * n + 3]);
+    kept[D / 8 * KEPT_PITCH] = make_float4(sum->m[0], sum->m[1], sum->l[0], sum->l[1]);
+}
+
 /* Of consumers that take turns: the second one's sum of a part, which is added to the first one's, between threads that
    have the same rows and columns. */
 DEVICE void send_sum(shared_memory *smem, const rows_sum *sum) {
-    const int thread = (int)threadIdx.x % 128;
     named_barrier_sync(FREE_BARRIER, 256);
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-        smem->sent[n][thread] = make_float4(sum->o[4 * n], sum->o[4 * n + 1], sum->o[4 * n + 2], sum->o[4 * n + 3]);
-    smem->sent[D / 8][thread] = make_float4(sum->m[0], sum->m[1], sum->l[0], sum->l[1]);
+    keep_sum(&smem->sent[0][(int)threadIdx.x % 128], sum);
     named_barrier_arrive(SENT_BARRIER, 256);
 }
 DEVICE void receive_sum(uint32_t shared, rows_sum *sum, float unit) {
@@ -416,20 +422,13 @@ DEVICE void receive_sum(uint32_t shared, rows_sum *sum, float unit) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) load_shared_floats(x + 4 * i, from + (n + i) * 2048);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) sum->o[4 * n + i] = fmaf(own[i / 2 % 2], x[i], sum->o[4 * n + i] * old[i / 2 % 2]);
+        for (int i = 0; i < 16; ++i)
+            sum->o[4 * n + i] = joined(sum->o[4 * n + i], old[i / 2 % 2], x[i], own[i / 2 % 2]);
         PIN(sum->o + 4 * n, 16);
     }
     named_barrier_arrive(FREE_BARRIER, 256);
 }
 
-/* A thread's sum; number n of its float4s is at kept[n * KEPT_PITCH]. */
-enum { KEPT_PITCH = KEPT ? ROW_THREADS : 1 };
-DEVICE void keep_sum(float4 *kept, const rows_sum *sum) {
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-        kept[n * KEPT_PITCH] = make_float4(sum->o[4 * n], sum->o[4 * n + 1], sum->o[4 * n + 2], sum->o[4 * n + 3]);
-    kept[D / 8 * KEPT_PITCH] = make_float4(sum->m[0], sum->m[1], sum->l[0], sum->l[1]);
-}
 /* The sum after the kept one becomes that of both. */
 DEVICE void add_to_kept(rows_sum *sum, const float4 *kept, float unit) {
     const float4 y = kept[D / 8 * KEPT_PITCH];
@@ -445,7 +444,7 @@ DEVICE void add_to_kept(rows_sum *sum, const float4 *kept, float unit) {
         const float x[4] = {first.x, first.y, first.z, first.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            sum->o[4 * n + i] = fmaf(second_by[i / 2], sum->o[4 * n + i], x[i] * first_by[i / 2]);
+            sum->o[4 * n + i] = joined(x[i], first_by[i / 2], sum->o[4 * n + i], second_by[i / 2]);
     }
 }
 
@@ -480,7 +479,7 @@ DEVICE void take_row(const left_rows *from, rows_sum *sum, int second, float uni
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float *const o = sum->o + 8 * n + 4 * (i / 2) + i % 2; /* and o[2], of the second row */
-            o[0] = o[2] = second ? fmaf(second_by, o[2], x[i] * first_by) : fmaf(second_by, x[i], o[0] * first_by);
+            o[0] = o[2] = second ? joined(x[i], first_by, o[2], second_by) : joined(o[0], first_by, x[i], second_by);
         }
     }
 }
@@ -598,11 +597,6 @@ DEVICE row_result add_row(const fattni_fwd_rows_args *z, const key_part *w, int 
     }
     return end_of(&z->x, w, &sum, row, unit);
 }
-DEVICE void add_weighted(float4 *sum, float4 y, float2 weights) {
-    sum->x = fmaf(weights.y, y.x, sum->x * weights.x), sum->y = fmaf(weights.y, y.y, sum->y * weights.x);
-    sum->z = fmaf(weights.y, y.z, sum->z * weights.x), sum->w = fmaf(weights.y, y.w, sum->w * weights.x);
-}
-
 /* In shared memory: an mbarrier, how rows end, weights and results (FATTNI_ROWS_SHARED). */
 static_assert(sizeof(row_result) == 16 && sizeof(float2) == 8, "FATTNI_ROWS_SHARED");
 static __device__ __noinline__ void add_in_cluster(const fattni_fwd_rows_args *z, unsigned char *memory) {
