@@ -24,9 +24,9 @@ typedef struct fattni_bwd_args {
     void *huge_max, *huge_log_sum, *huge_sink;
     int32_t huge_block;
     /* bwd_key_mean.cu: per (sequence, key head) key_mean_pitch floats, and whether they are used; per padded row the
-       factor of the mean in dQ. NULL: without. centres_keys: the main kernel uses K less its mean. */
+       factor of the mean in dQ. NULL: without. */
     float *key_mean, *dq_of_mean;
-    int32_t *key_mean_used, centres_keys;
+    int32_t *key_mean_used;
     void *counters; /* what must be zero before preprocess: bwd_key_mean.cu zeroes it, too, in chunks of 16 bytes */
     int64_t counter_chunks;
     int32_t key_mean_pitch, key_mean_f32; /* f32: K is F32 */
@@ -52,10 +52,6 @@ enum { FATTNI_BY_ROWS = 8 };
 enum { FATTNI_WORK_ITEM_HEADS = 8 };
 /* Key heads of which a SEARCH work item of a cluster finds the means: one for each warp. */
 enum { FATTNI_SEARCH_WARPS = 32 };
-
-/* Hopper's kernels use K less its mean for S, too: of channels whose mean is so many standard deviations. Of these
-   K - mean is exact in 16 bits for nearly all keys; a rounding of K is an error of S. */
-#define FATTNI_CENTRED 4.0f
 
 /* Most rows of a head whose dQ SHORT kernels have in shared memory (sm90/bwd_sm90_short.cuh). */
 enum { FATTNI_SHORT_KEYS = 512 };
@@ -95,7 +91,7 @@ typedef struct fattni_bwd_sm90_args {
 /* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
    `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The
    counters follow next_tile and one for SEARCH in memory. */
-enum { FATTNI_COUNTERS = 5 };
+enum { FATTNI_COUNTERS = 4 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
     const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;

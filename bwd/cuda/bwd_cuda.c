@@ -49,7 +49,7 @@ static size_t counter_bytes(int64_t head_groups) {
 
 static size_t aligned(int64_t bytes) { return (size_t)fattni_round_up(bytes, FATTNI_ALIGN); }
 
-/* Where keys are centred only rows whose dS sums to something need it. */
+/* Of Hopper's kernels dQ has nothing of the mean: only rows whose dS sums to something need it. */
 static bool keeps_dq_of_mean(const fattni_problem *p, const fattni_cuda_kernel *k, const layout *l) {
     return l->key_mean.present && (!is_sm90(k) || p->sink.present || p->d_lse.present);
 }
@@ -205,7 +205,6 @@ static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel
     if (p->d_o.dtype == FATTN_F32)
         x.d_o_copy = (fattni_view){workspace + l->d_o, p->Hq * p->rows_q * k->D, p->rows_q * k->D, k->D, 1};
     if (p->dq.present) x.dq_accumulator = (float *)(workspace + l->dq);
-    x.centres_keys = sm90;
     if (keeps_dq_of_mean(p, k, l)) x.dq_of_mean = (float *)(workspace + l->dq_of_mean);
     return x;
 }

@@ -5,22 +5,21 @@
    of trained models have means of many standard deviations: then that is percents of dQ, and it grows with sqrt(Sk). In
    exact arithmetic dQ = scale (dS (K - m) + (sum of dS) m) for any m; here m is the mean of one key of STRIDE.
 
-   Hopper's kernels use K - m, rounded to 16 bits, for S, too (centres_keys, FATTNI_CENTRED); where they also do the
-   work of bwd_preprocess.cu they find m themselves (bwd_sm90_scheduler.cuh). Other kernels sum dS, in 16 bits beside dQ
-   (dq_of_mean), and TF32 and huge rows where they have dQ in registers.
+   Hopper's kernels multiply dS by K - m, rounded to 16 bits, which no other product uses; where there is no room for
+   another tile they sum dS, as all others do: those for 16 bits on sm_80 beside dQ (dq_of_mean), Hopper's, TF32 and
+   huge rows where they have dQ in registers. Hopper's find m themselves where they also do the work of
+   bwd_preprocess.cu (bwd_sm90_scheduler.cuh).
 
-   Where the sample does not show means, as with Gaussian keys, none is used: the sum over channels of
-   z = mean^2 n / variance, about chi-square, must be above what chance gives, and a channel's own z, too.
+   Where the sample does not show means, as with Gaussian keys, none is used (bwd_key_mean.cuh).
 
    One CTA of 64 to 512 threads per (sequence, key head). It also zeroes the counters of the call. */
+#include "bwd/cuda/bwd_key_mean.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/load_8.cuh"
 #include "core/ptx/grid.h"
 
 enum { MOST_THREADS = 512, MOST_WARPS = MOST_THREADS / 32, STRIDE = 8, FEWEST = 64, AT_ONCE = 8, MAX_D = 256 };
 
-/* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
-DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
 /* Sums relative to the first key, so that large means cost no precision. */
 DEVICE void add_key(float sum[8], float square[8], const float x[8], const float origin[8]) {
 #pragma unroll
@@ -29,11 +28,6 @@ DEVICE void add_key(float sum[8], float square[8], const float x[8], const float
         sum[e] += y;
         square[e] += y * y;
     }
-}
-/* x rounded to the keys' type: then K - mean is mostly exact where the mean is large. */
-DEVICE float rounded(float x, int kind) {
-    if (kind == KIND_BF16) return __bfloat162float(__float2bfloat16_rn(x));
-    return kind == KIND_F16 ? __half2float(__float2half_rn(x)) : x;
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
@@ -94,27 +88,19 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     }
     __syncthreads();
     float z = 0.0f; /* over channels */
-    int some = 0;
     for (int c = thread; c < D; c += threads) {
         float total = 0.0f, total_square = 0.0f;
         for (int w = 0; w < warps; ++w) {
             total += sums[w * D + c];
             total_square += squares[w * D + c];
         }
-        const float n = (float)count, shift = total / n, x = origins[c] + shift;
-        const float variance = fmaxf(total_square / n - shift * shift, 0.0f),
-                    least = bwd->centres_keys ? FATTNI_CENTRED : 0.0f;
-        const float y = x == 0.0f ? 0.0f : x * x / variance * n; /* variance 0: infinity */
-        const int use = y > 4.0f && fabsf(x) < INFINITY && x * x >= least * least * variance;
-        z += y;
-        some |= use;
-        bwd->key_mean[(int64_t)plane * D + c] = use ? rounded(x, kind) : 0.0f;
+        const float n = (float)count, shift = total / n, variance = fmaxf(total_square / n - shift * shift, 0.0f);
+        bwd->key_mean[(int64_t)plane * D + c] = channel_mean(&z, origins[c] + shift, variance, count);
     }
     for (int lanes = 16; lanes > 0; lanes /= 2) z += __shfl_xor_sync(ALL_LANES, z, lanes);
     if (thread % 32 == 0) z_of_warps[warp] = z;
-    some = __syncthreads_or(some);
+    __syncthreads();
     if (thread != 0) return;
     for (int w = 1; w < warps; ++w) z += z_of_warps[w];
-    /* NaN: not used. */
-    bwd->key_mean_used[plane] = some && count >= 16 && z > (float)a->D + 10.0f * sqrtf(2.0f * (float)a->D);
+    bwd->key_mean_used[plane] = shows_means(z, a->D, count);
 }

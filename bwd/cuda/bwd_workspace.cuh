@@ -23,12 +23,11 @@ DEVICE const float *key_mean_of(const fattni_bwd_args *bwd, int b, int hk) {
 DEVICE float sum_of_ds(const fattni_bwd_args *bwd, float sink_share, float delta, float d_lse) {
     return (d_lse + sink_share * delta) / bwd->dbias_scale;
 }
-/* After store_statistics, where the keys' mean is used. q_mean: q.mean, which scores of centred keys lack. dq_of_mean
-   begins with what dS sums to; of keys that are not centred the main kernel subtracts what it sums to. */
-DEVICE void store_mean_terms(const fattni_bwd_args *bwd, int64_t at, float L, float q_mean, float sink, float d_lse) {
+/* Where the keys' mean may be used: dq_of_mean of the padded row `at` begins with what dS sums to, from the row's L and
+   delta. The kernels of sm_80 subtract what the rounded dS sums to. */
+DEVICE void store_sum_of_ds(const fattni_bwd_args *bwd, int64_t at, float L, float delta, float sink, float d_lse) {
     const int counts = L - L == 0.0f && !FATTNI_IS_HUGE(L);
-    if (counts && bwd->centres_keys) bwd->lse2[at] = bwd->lse_factor * (L - bwd->lse_shift - bwd->a.scale * q_mean);
-    if (bwd->dq_of_mean) bwd->dq_of_mean[at] = counts ? sum_of_ds(bwd, expf(sink - L), bwd->delta[at], d_lse) : 0.0f;
+    bwd->dq_of_mean[at] = counts ? sum_of_ds(bwd, expf(sink - L), delta, d_lse) : 0.0f;
 }
 
 /* lse2 and delta of the padded row `at`, from its L and rowsum(dO * O) - dL. Rows past the end and rows without a key

@@ -93,9 +93,9 @@ static double error_of_dq(fattn_ctx *ctx, const attention_case *c, double mean, 
 
 void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum engine by,
                      fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
-    static const double of_keys[] = {100, 10, 3};
+    static const double of_keys[] = {100, 10, 3, 1};
     const double without = error_of_dq(ctx, c, 0, by, on_device);
-    for (int n = 0; n < 3 && of_keys[n] >= least; ++n) {
+    for (int n = 0; n < 4 && of_keys[n] >= least; ++n) {
         const double with = error_of_dq(ctx, c, of_keys[n], by, on_device);
         /* A score is a sum of D terms in F32, and as large as the mean: a random walk of D roundings. */
         const double of_scores = of_keys[n] * sqrt((double)c->D) * 0x1p-24;

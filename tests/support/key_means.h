@@ -4,8 +4,8 @@
 
 #include "attention.h"
 
-/* With means of 100, 10 and 3 standard deviations, those from `least` on, in four channels of K, dQ of the case is at
-   most 1.5 times as far from the fp64 reference as without them, and what F32 scores of that size are off, in the
+/* With means of 100, 10, 3 and 1 standard deviations, those from `least` on, in four channels of K, dQ of the case is
+   at most 1.5 times as far from the fp64 reference as without them, and what F32 scores of that size are off, in the
    Frobenius norm relative to its own size. on_device: for the engine ON_DEVICE. */
 void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum engine by,
                      fattn_status (*on_device)(attention *a, enum fattni_pass pass));

@@ -90,7 +90,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     }
     const int lanes = bwd->D_padded > 128 ? 32 : bwd->D_padded > 64 ? 16 : 8;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
-    const float *const mean = key_mean_of(bwd, b, h / a->group);
     const float sink = a->sink.p ? float_at(&a->sink, h) : -INFINITY;
     /* Rows that a group of lanes loads before it uses them; lane n has row n's result. */
     const int groups = THREADS / lanes;
@@ -98,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
         bwd->vector_gradients && !a->o_f32 && !bwd->d_o_f32 && !a->o_rest.p && !bwd->given_delta.p && a->Dv % 8 == 0;
     float sink_gradient = 0.0f;
     for (int first = group; first - group < BM; first += AT_ONCE * groups) {
-        float sum = 0.0f, q_mean = 0.0f; /* of row `first` + lane * groups */
+        float sum = 0.0f; /* of row `first` + lane * groups */
         if (quick) {
             uint4 left[AT_ONCE], right[AT_ONCE];
 #pragma unroll
@@ -129,19 +128,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
             const float all = sum_of_lanes(product, lanes);
             if (lane == n) sum = all;
         }
-#pragma unroll 1
-        for (int n = 0; n < AT_ONCE && mean; ++n) {
-            const int i = i0 + first + n * groups, inside = first + n * groups < BM && i < s.Sq && 8 * lane < a->D;
-            const int64_t row = s.batch * a->q.b + h * a->q.h + (int64_t)(s.q0 + i) * a->q.row;
-            float q[8], product = 0.0f;
-            if (inside) {
-                load_8(q, (const half_type *)a->q.p + row, a->kind, 8 * lane, a->D, a->vector_qkv);
-#pragma unroll
-                for (int e = 0; e < 8; ++e) product += q[e] * mean[8 * lane + e];
-            }
-            const float all = sum_of_lanes(product, lanes);
-            if (lane == n) q_mean = all;
-        }
         const int r = first + lane * groups, i = i0 + r;
         if (lane >= AT_ONCE || r >= BM) continue;
         float L = INFINITY, d_lse = 0.0f;
@@ -161,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
             }
         }
         store_statistics(bwd, base + r, L, sum);
-        if (mean) store_mean_terms(bwd, base + r, L, q_mean, sink, d_lse);
+        if (bwd->dq_of_mean && key_mean_of(bwd, b, h / a->group)) store_sum_of_ds(bwd, base + r, L, sum, sink, d_lse);
     }
     if (bwd->d_sink.p) {
         __shared__ float warps[THREADS / 32];

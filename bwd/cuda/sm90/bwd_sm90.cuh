@@ -22,8 +22,9 @@
                two have other steps from S to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them. BIASED is
                BANDED with a bias, of which a step's tile is loaded beside Q and dO; its gradient: bwd_sm90_dbias.cuh.
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
-   Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
-               its part of S.
+   Means       Where the keys of a head have a mean m (bwd_key_mean.cu): dQ += dS (K - m), S is of K. So K is there
+               twice (TWO_KEYS); where there is no room for that, dQ += dS K - (sum of dS) m. Of head_dim 64 dS has one
+               stage then: with more than 196 KiB of shared memory L1 has 28, too few for the rows' loads in flight.
    Heads       SHORT and HEADS are CAUSAL, HEADS_FULL is FULL, for few keys: with heads in place of work items
                (bwd_sm90_short.cuh).
    WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
@@ -60,7 +61,8 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = BM * V_PANELS * 128,
     DS_BYTES = BN * BM * 2,
-    DS_STAGES = KEEPS_DQ || WIDE ? 1 : 2,
+    TWO_KEYS = !WIDE && !BIASED && !KEEPS_DQ && !CAPPED && (D <= 64 || !BY_HEADS), /* what there is room for */
+    DS_STAGES = KEEPS_DQ || WIDE || (TWO_KEYS && D == 64) ? 1 : 2,
     DP_PARTS = WIDE ? 2 : 1,
     DP_ROWS = BM / DP_PARTS,                               /* rows of dP that are there at a time */
     DQ_BLOCKS = KEEPS_DQ ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
@@ -96,19 +98,23 @@ typedef struct shared_memory {
     half_type q[2][BM * PANELS * 64], d_o[2][BM * V_PANELS * 64];
     half_type ds[DS_STAGES][BN * BM], staged[STAGED / 2];
     half_type bias[BIASED ? BM * BN : 0];
+    half_type k_of_dq[TWO_KEYS ? BN * PANELS * 64 : 0];
     float dq[DQ_BLOCKS * BM * D];
     float lse2[2][BM], delta[2][BM];
-    float key_mean[PANELS * 64]; /* where K is centred */
+    float key_mean[PANELS * 64]; /* where it is used */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
-    uint64_t work_full[2], work_empty[2], keys_empty, keys_staged, dq_added, dq_added_seen;
+    uint64_t work_full[2], work_empty[2], keys_empty, keys_staged, dq_added, dq_added_seen, mean_full;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
     uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * BY_HEADS], mean_seen[BY_HEADS], rows_wanted[BY_HEADS],
         dq_loaded[2 * (BY_HEADS && !KEEPS_DQ)];
     work_slot work[2];
-    int32_t centred, reserved[3]; /* centred: the task's K is less its mean */
-    uint4 sequences[2];           /* BANDS: the tasks' Sq, Sk, q0, k0 */
+    int32_t has_mean, reserved[3]; /* has_mean: of the task's keys */
+    uint4 sequences[2];            /* BANDS: the tasks' Sq, Sk, q0, k0 */
 } shared_memory;
-enum { SHARED_BYTES = sizeof(shared_memory) };
+enum {
+    SHARED_BYTES = sizeof(shared_memory),
+    K_OF_DQ = TWO_KEYS ? offsetof(shared_memory, k_of_dq) : offsetof(shared_memory, k)
+};
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 enum { CONSUMER_THREADS = THREADS - 128 };
@@ -117,11 +123,13 @@ enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7, ME
 
 #include "bwd/cuda/sm90/bwd_sm90_general.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
+#include "bwd/cuda/sm90/bwd_sm90_centre.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
 
 static_assert(offsetof(shared_memory, v) % 1024 == 0 && offsetof(shared_memory, q) % 1024 == 0 &&
                   offsetof(shared_memory, d_o) % 1024 == 0 && offsetof(shared_memory, ds) % 1024 == 0 &&
-                  offsetof(shared_memory, bias) % 1024 == 0 && ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
+                  offsetof(shared_memory, bias) % 1024 == 0 && offsetof(shared_memory, k_of_dq) % 1024 == 0 &&
+                  ROW_BYTES % 1024 == 0 && DS_BYTES % 1024 == 0,
               "swizzled tiles");
 
 /* ---- consumers ---- */
@@ -193,6 +201,34 @@ DEVICE void dq_product(float *x, int columns, uint64_t ds, uint64_t keys) {
         else
             wgmma_st_n64(x, left, right, 1);
     }
+}
+
+/* Which tile of 8 columns of a consumer's part of dQ its accumulators 4i have: what is APART comes last in these, but
+   consumer 1 has it first in the part. */
+DEVICE int column_tile(int i, int consumer) {
+    if (!APART || consumer == 0) return i;
+    return i < (COLUMNS - APART) / 8 ? i + APART / 8 : i - (COLUMNS - APART) / 8;
+}
+/* What dS sums to over BN keys, of the two rows of dQ that this thread has. `rows`: of dS, those of the consumer. */
+DEVICE void sum_rows(float sums[4], uint32_t rows, uint32_t thread) {
+    const uint32_t lane = thread % 32,
+                   from = rows + thread / 32 * 2048 + lane % 16 * 128 + swizzled_chunk(lane / 16, lane % 8);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < BN / 16; ++e) {
+        uint32_t x[4];
+        ldmatrix_x4(x, (from ^ e % 4 * 32) + e / 4 * (BM * 128));
+        mma(sums, x, ONES, ONES);
+    }
+}
+/* dQ of a step less these sums times the mean of the keys. */
+DEVICE void subtract_means(float dq[COLUMNS / 2], const float sums[4], const float *mean, int consumer,
+                           uint32_t thread) {
+    mean += (SPLIT_ROWS ? 0 : consumer * (COLUMNS - REPEATED)) + thread % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 8; ++i)
+        subtract_mean(dq + 4 * i, sums, (const float2 *)(mean + 8 * column_tile(i, consumer)));
 }
 
 /* Of thread 0..127 of a consumer: its first key, the second is 8 keys on. */
@@ -276,7 +312,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     const uint64_t v_keys = operand_descriptor(MEMBER_ADDRESS(shared, v) + consumer * 8192, 0);
     const uint32_t ds_rows = SPLIT_ROWS ? consumer * 8192 : 0;
     const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (WIDE ? 2 * BN * 128 : BN * 128);
-    const uint64_t k_depth = operand_descriptor(MEMBER_ADDRESS(shared, k) + k_columns, 0);
+    const uint64_t k_depth = operand_descriptor(shared + K_OF_DQ + k_columns, 0);
     const uint64_t k_apart = operand_descriptor(MEMBER_ADDRESS(shared, k) + BN * 128 + consumer * (APART * 2), 0);
     float dk[D / 2], dv[DV / 2], s[BM / 2], dp[DP_ROWS / 2], dq[COLUMNS / 2];
     uint32_t pr[BM / 4], ds[DP_ROWS / 4]; /* P and dS, rounded */
@@ -290,15 +326,21 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), (uint32_t)t->kv_phase);
         mbarrier_wait(MEMBER_ADDRESS(shared, v_full), (uint32_t)t->kv_phase);
     }
-    if (BANDS && t->j0 + BN > t->s.Sk && t->steps)
+    if (BANDS && t->j0 + BN > t->s.Sk && t->steps) {
+        if (TWO_KEYS)
+            clear_rows(MEMBER_ADDRESS(shared, k_of_dq), PANELS, BN, t->s.Sk - t->j0, (int)threadIdx.x - 128,
+                       CONSUMER_THREADS);
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
-    if (t->steps && load_shared_word(MEMBER_ADDRESS(shared, centred))) {
-        centre_tile(MEMBER_ADDRESS(shared, k), PANELS, K_PANEL, 64 * PANELS, memory->key_mean);
-        named_barrier_sync(CLEARED, CONSUMER_THREADS);
     }
     if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
     row_cursor rows = first_rows(t, a->group);
     clear_rows_ahead(t, &rows, 0, shared);
+    if (!BY_HEADS && t->steps) mbarrier_wait(MEMBER_ADDRESS(shared, mean_full), (uint32_t)t->kv_phase);
+    const int has_mean = !CAPPED && (BY_HEADS || t->steps) && load_shared_word(MEMBER_ADDRESS(shared, has_mean));
+    if (TWO_KEYS && has_mean) {
+        centre_tile(MEMBER_ADDRESS(shared, k_of_dq), PANELS, K_PANEL, memory->key_mean);
+        named_barrier_sync(CLEARED, CONSUMER_THREADS);
+    }
     for (int n = 0; n < t->steps; ++n) {
         uint32_t thread = threadIdx.x % 128;
         asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
@@ -396,7 +438,14 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         add_to_dk(dk, ds, operand_descriptor(ds_tile + consumer * 8192, 0), operand_descriptor(q, BM * 128));
         wgmma_commit();
         if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
+        float sums[4];
+        if (!TWO_KEYS && has_mean) sum_rows(sums, ds_tile + ds_rows, thread);
         wgmma_wait(1); /* dQ */
+        if (DS_STAGES == 1 && !WIDE) release_ds(shared);
+        if (!TWO_KEYS && has_mean) {
+            PIN(dq, COLUMNS / 2);
+            subtract_means(dq, sums, memory->key_mean, consumer, thread);
+        }
         pass_dq(p, t, &now, number, shared, consumer, thread, dq);
         next_rows(&rows, t, a);
         clear_rows_ahead(t, &rows, n + 1, shared);

@@ -1,4 +1,5 @@
-/* Keys less their mean (bwd_key_mean.cu), in shared memory. Include after defining BN and K_BF16. */
+/* Keys less their mean (bwd_key_mean.cu), for dQ alone: S is of the keys as they are. Include after defining BN and
+   K_BF16. */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_CENTRE_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_CENTRE_H
 
@@ -18,13 +19,12 @@ DEVICE void subtract_8(uint32_t address, const float m[8]) {
     store_shared_words(address, pairs);
 }
 
-/* A tile of K, which has arrived, less the mean of the head's keys, in place; panel x begins with column x * `step`,
-   and what comes after column `columns` is left. By 256 threads, who must meet at a barrier before wgmma reads it. */
-DEVICE void centre_tile(uint32_t tile, int panels, int step, int columns, const float *mean) {
+/* A tile of K, which has arrived, less the mean of the head's keys, in place; panel x begins with column x * `step`. By
+   256 threads, who must meet at a barrier before wgmma reads it. */
+DEVICE void centre_tile(uint32_t tile, int panels, int step, const float *mean) {
     const int thread = (int)threadIdx.x % 256, chunk = thread % 8 ^ thread / 8 % 8; /* of each row that it has */
 #pragma unroll 1
     for (int x = 0; x < panels; ++x) {
-        if (columns % 64 && step * x + 8 * chunk >= columns) continue;
         const float4 low = *(const float4 *)(mean + step * x + 8 * chunk),
                      high = *(const float4 *)(mean + step * x + 8 * chunk + 4);
         const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};

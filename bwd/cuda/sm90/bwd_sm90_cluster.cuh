@@ -12,8 +12,7 @@
    Overlap     Products are issued about four at a time, so each warpgroup computes while others multiply.
    Shared      struct shared_memory. A stage of dS^T is full with this CTA's part and the one the other CTA has sent,
                and empty when the dQ warpgroups of both CTAs have read it.
-   Centring    Where the keys of a head have a mean (bwd_key_mean.cu) K in shared memory is less it, and lse2 is less
-               its part of S.
+   Means       Where the keys of a head have a mean m (bwd_key_mean.cu): dQ += dS K - (sum of dS) m.
    dQ order    FATTN_DETERMINISTIC: clusters wait for those with keys before theirs (bwd_dq_semaphore.cuh); each CTA
                adds one of two parts.
    Work        A cluster has one work item (bwd_sm90_scheduler.cuh).
@@ -53,6 +52,7 @@ enum {
     SLICE = BM * HALF,                                  /* floats of a row block's accumulator that a CTA adds */
     DQ_COLUMNS = GENERAL && HALF % 64 == 0 ? 64 : HALF, /* at a time: what the dQ warpgroup has registers for */
     DQ_PAUSE = GENERAL ? 0 : 90,                        /* cycles between two reductions of a warp */
+    DQ_PAUSE_WITH_MEANS = GENERAL ? 0 : 64,             /* less, since sums take time */
     DQ_REGISTERS = GENERAL && D == 256 ? 72 : 104,
     CONSUMER_REGISTERS = GENERAL && D == 256 ? 208 : 192
 };
@@ -68,11 +68,13 @@ typedef struct shared_memory {
     half_type bias[BIASED ? BM * BN : 0];
     half_type ds[2][BN * BM], other_ds[2][BN * BM]; /* dS^T, and the other CTA's */
     float lse2[2][BM], delta[DO_STAGES][BM];
+    float key_mean[HALF]; /* where it is used; of this CTA's columns of dQ */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2],
         do_empty[2]; /* of one stage of dO the second is unused */
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted; /* keys_empty is unused */
-    int32_t steps, centred, reserved[2]; /* steps: of the task; the second consumer has no register for them */
+    uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted,
+        mean_full;                        /* keys_empty is unused */
+    int32_t steps, has_mean, reserved[2]; /* steps: of the task; the second consumer has no register for them */
 } shared_memory;
 enum {
     SHARED_BYTES = sizeof(shared_memory),
@@ -81,7 +83,7 @@ enum {
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 /* Named barriers; 1 to 4 are the consumers'. */
-enum { DQ_READY = 5, CENTRED = 6, ROWS_DONE = 7 };
+enum { DQ_READY = 5, ROWS_DONE = 6 };
 
 #include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
@@ -115,6 +117,7 @@ DEVICE void init_cluster_barriers(uint32_t shared) {
             mbarrier_init(ELEMENT_ADDRESS(shared, ds_empty, n), 8);
         }
         mbarrier_init(MEMBER_ADDRESS(shared, dq_granted), 1);
+        mbarrier_init(MEMBER_ADDRESS(shared, mean_full), 1);
         mbarrier_init_fence();
     }
     cluster_sync();
@@ -122,6 +125,19 @@ DEVICE void init_cluster_barriers(uint32_t shared) {
 
 /* ---- the producer ---- */
 
+/* Q, dO and what belongs to them, of step n. */
+DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, uint32_t shared) {
+    const step s = step_at(at, t, n);
+    const int64_t row = padded_row(&p->bwd, t, &s);
+    load_q(p, t, &s, row, shared);
+    if (n == 0) {
+        mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
+        load_halves(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, V_HALF, BN,
+                    t->s.k0 + t->j0, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
+    }
+    load_d_o(p, t, &s, row, do_stage(n), do_parity(n), shared);
+    if (BIASED) load_bias(p, t, &s, shared); /* it waits longest */
+}
 /* All that a task reads. One thread. */
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
     const int key = t->s.k0 + t->j0, other_key = t->s.k0 + (t->j0 ^ BN);
@@ -132,19 +148,14 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
     for (int x = 0; x < PANELS / 2; ++x)
         tma_load(MEMBER_ADDRESS(shared, other_k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full),
                  HALF * cta() + 64 * x, other_key, k_head, k_batch);
-    store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)wait_preprocessed(p, t)); /* before Q is full */
+    const int seen = wait_preprocessed(p, t);
+    if (!t->steps) return;
     row_cursor at = first_rows(t, p->bwd.a.group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
-        const step s = step_at(&at, t, n);
-        const int64_t row = padded_row(&p->bwd, t, &s);
-        load_q(p, t, &s, row, shared);
-        if (n == 0) {
-            mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
-            load_halves(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, V_HALF, BN, key,
-                        t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
-        }
-        load_d_o(p, t, &s, row, do_stage(n), do_parity(n), shared);
-        if (BIASED) load_bias(p, t, &s, shared); /* last: it waits longest */
+    load_rows(p, t, &at, 0, shared);
+    load_mean(p, t, seen, cta() * HALF, HALF, shared);
+    for (int n = 1; n < t->steps; ++n) {
+        next_rows(&at, t, &p->bwd.a);
+        load_rows(p, t, &at, n, shared);
     }
 }
 
@@ -161,15 +172,6 @@ DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uin
         mbarrier_wait(MEMBER_ADDRESS(shared, dq_added_seen), (uint32_t)s.stage ^ 1);
         mbarrier_arrive(MEMBER_ADDRESS(shared, dq_granted));
     }
-}
-
-/* Whether K is less its mean, which is stored before the first Q and V are loaded; full: the mbarrier of one of them.
-   The dQ warpgroup waits for V, which is loaded once: consumers do not wait for it before the first stage of Q is
-   loaded again, and a late warp would find the first load's parity a second time. */
-DEVICE int is_centred(const task *t, uint32_t full, const shared_memory *memory) {
-    if (!t->steps) return 0;
-    mbarrier_wait(full, 0);
-    return memory->centred;
 }
 
 /* ---- the dQ warpgroup ---- */
@@ -199,6 +201,34 @@ DEVICE void dq_product(float x[DQ_COLUMNS / 2], uint32_t ds, uint32_t keys, uint
     }
 }
 
+/* What dS sums to over the keys of both CTAs, of the two rows of dQ that this thread has (sums[0] and sums[2]). */
+DEVICE void sum_rows(float sums[4], uint32_t ds) {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread)); /* hides it: there are no registers to keep what depends on it */
+    const uint32_t lane = thread % 32, chunk = thread / 32 % 4 * 2 + lane / 8 % 2,
+                   from = ds + (lane % 8 + lane / 16 * 8) * 128 + swizzled_chunk((int)chunk, (int)lane % 8);
+    float other[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < BN / 16; ++e) {
+        uint32_t x[4], y[4];
+        ldmatrix_x4_trans(x, from + e * 2048);
+        ldmatrix_x4_trans(y, from + TO_OTHER_DS + e * 2048);
+        mma(sums, x, ONES, ONES);
+        mma(other, y, ONES, ONES);
+    }
+    sums[0] += other[0], sums[2] += other[2];
+}
+/* dQ less these sums times the mean of the keys, `mean` of the columns. */
+DEVICE void subtract_means(float dq[DQ_COLUMNS / 2], const float sums[4], const float *mean) {
+#pragma unroll
+    for (int i = 0; i < DQ_COLUMNS / 8; ++i) {
+        subtract_mean(dq + 4 * i, sums, (const float2 *)(mean + 8 * i + threadIdx.x % 4 * 2));
+        PIN(dq + 4 * i, 4); /* one after the other: few registers */
+    }
+}
+
 /* Reductions wait for L2, and other warps' accesses to shared memory queue up behind them: hence a warpgroup that does
    nothing else, and pauses. */
 DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory) {
@@ -211,7 +241,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         named_barrier_sync(DQ_READY, 128);
     }
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
-    if (is_centred(t, MEMBER_ADDRESS(shared, v_full), memory)) named_barrier_sync(CENTRED, 384);
+    if (t->steps) mbarrier_wait(MEMBER_ADDRESS(shared, mean_full), 0);
     row_cursor at = first_rows(t, a->group);
     for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
         const step s = step_at(&at, t, n);
@@ -220,7 +250,11 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         uint32_t keys = MEMBER_ADDRESS(shared, k) + cta() * (KEY_BYTES / 2),
                  other_keys = MEMBER_ADDRESS(shared, other_k);
         float *to = accumulator_at(bwd, t, &s) + cta() * SLICE + (threadIdx.x & 127) * 4;
+        float sums[4];
         mbarrier_wait(ELEMENT_ADDRESS(shared, ds_full, s.stage), s.parity);
+        const int means = !CAPPED && load_shared_word(MEMBER_ADDRESS(shared, has_mean)),
+                  pause = means ? DQ_PAUSE_WITH_MEANS : DQ_PAUSE;
+        if (means) sum_rows(sums, ds);
 #pragma unroll 1
         for (int columns = DQ_COLUMNS; columns <= HALF; columns += DQ_COLUMNS) {
             float dq[DQ_COLUMNS / 2];
@@ -231,14 +265,15 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
                 mbarrier_wait(MEMBER_ADDRESS(shared, dq_granted), (uint32_t)(n & 1));
             wgmma_wait(0);
             PIN(dq, DQ_COLUMNS / 2);
+            if (means) subtract_means(dq, sums, memory->key_mean + columns - DQ_COLUMNS);
             if (columns == HALF) {
                 arrive_once_per_warp(empty);
                 if (threadIdx.x % 32 == 0) cluster_arrive(cluster_address(empty, other_cta()));
             }
-            const uint32_t begin = clock_now(), offset = threadIdx.x / 32 % 4 * (DQ_PAUSE / 4);
+            const uint32_t begin = clock_now(), offset = threadIdx.x / 32 % 4 * (pause / 4);
 #pragma unroll
             for (int i = 0; i < DQ_COLUMNS / 8; ++i) {
-                while (DQ_PAUSE && clock_now() - begin < offset + i * DQ_PAUSE) {}
+                while (DQ_PAUSE && clock_now() - begin < offset + i * pause) {}
                 reduce_add_4(to + i * 512, dq + 4 * i);
             }
             to += BM * DQ_COLUMNS;
@@ -301,14 +336,6 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t share
     for (int i = 0; i < HALF / 2; ++i) dk[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < V_HALF / 2; ++i) dv[i] = 0.0f;
-    if (is_centred(t, ELEMENT_ADDRESS(shared, q_full, 0), memory)) {
-        const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
-        mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
-        centre_tile(MEMBER_ADDRESS(shared, k), PANELS / 2, 64, HALF, mean);
-        centre_tile(MEMBER_ADDRESS(shared, k) + KEY_BYTES / 2, PANELS / 2, 64, HALF, mean + HALF);
-        centre_tile(MEMBER_ADDRESS(shared, other_k), PANELS / 2, 64, HALF, mean + cta() * HALF);
-        named_barrier_sync(CENTRED, 384);
-    }
     main_loop(&p->bwd, t, shared, memory, consumer, dk, dv);
     store_dv(&p->bwd, t, first_key(t), consumer * V_HALF, V_HALF, dv);
     store_dk(&p->bwd, t, first_key(t), consumer * HALF, HALF, dk);

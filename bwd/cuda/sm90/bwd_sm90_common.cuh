@@ -19,7 +19,6 @@
 
 #include "bwd/cuda/bwd_dq_semaphore.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
-#include "bwd/cuda/sm90/bwd_sm90_centre.cuh"
 #include "core/device/sm90_tile.cuh"
 
 /* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step; K has `keys` arrivals. A CTA
@@ -285,6 +284,14 @@ DEVICE void score_gradients(uint32_t *ds, const float *s, const float *dp, int c
         ds[2 * i] = pack(s[4 * i] * (dp[4 * i] - x.x), s[4 * i + 1] * (dp[4 * i + 1] - x.y));
         ds[2 * i + 1] = pack(s[4 * i + 2] * (dp[4 * i + 2] - x.x), s[4 * i + 3] * (dp[4 * i + 3] - x.y));
     }
+}
+
+/* A tile of 8 columns of dQ, of rows g and g + 8 of a warp's 16, less what dS of these rows sums to (sums[0], sums[2])
+   times the mean of the keys. */
+DEVICE void subtract_mean(float dq[4], const float sums[4], const float2 *mean) {
+    const float2 m = *mean;
+    dq[0] -= sums[0] * m.x, dq[1] -= sums[0] * m.y;
+    dq[2] -= sums[2] * m.x, dq[3] -= sums[2] * m.y;
 }
 
 /* The factor of dV, of dropout and of F16's scaled P (lse_shift); else 1, as a constant. */

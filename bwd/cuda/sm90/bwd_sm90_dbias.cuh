@@ -46,10 +46,6 @@ typedef struct shared_memory {
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
-enum { CENTRED = 1 }; /* a named barrier */
-
-#include "bwd/cuda/sm90/bwd_sm90_centre.cuh"
-
 /* A tile of dbias, and what shares it: sequences [b, b_end) and heads [h, h_end). */
 typedef struct tile {
     int i0, j0, b, b_end, h, h_end;
@@ -131,19 +127,14 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
     }
 }
 
-/* x = A B^T: this consumer's 64 rows x BN keys, over D. The operands begin with pair number `pair`; `mean`: what is
-   subtracted from the keys before, or NULL. */
-DEVICE void rows_by_keys(float x[BN / 2], uint32_t pair, uint32_t shared, int consumer, const float *mean) {
+/* x = A B^T: this consumer's 64 rows x BN keys, over D. The operands begin with pair number `pair`. */
+DEVICE void rows_by_keys(float x[BN / 2], uint32_t pair, uint32_t shared, int consumer) {
 #pragma unroll
     for (int half = 0; half < HALVES; ++half, ++pair) {
         const int slot = (int)(pair % PAIRS);
         const uint64_t rows = operand_descriptor(ELEMENT_ADDRESS(shared, rows, slot) + consumer * (64 * 128), 0),
                        keys = operand_descriptor(ELEMENT_ADDRESS(shared, keys, slot), 0);
         mbarrier_wait(ELEMENT_ADDRESS(shared, full, slot), parity_of(pair));
-        if (mean) {
-            centre_tile(ELEMENT_ADDRESS(shared, keys, slot), PANELS, 64, 64 * PANELS, mean + half * COLUMNS);
-            named_barrier_sync(CENTRED, 256);
-        }
         wgmma_fence();
 #pragma unroll
         for (int e = 0; e < COLUMNS / 16; ++e)
@@ -208,13 +199,13 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer
                     lse2[e] = inside[e] ? bwd->lse2[row + 8 * e] : INFINITY;
                     delta[e] = inside[e] ? bwd->delta[row + 8 * e] : 0.0f;
                 }
-                rows_by_keys(x, pair, shared, consumer, key_mean_of(bwd, b, h / a->group));
+                rows_by_keys(x, pair, shared, consumer);
                 if (HALVES > 1) { /* there is no room for both products' operands */
                     wgmma_wait(0);
                     PIN(x, BN / 2);
                     release_pairs(pair, shared);
                 }
-                rows_by_keys(dp, pair + HALVES, shared, consumer, 0);
+                rows_by_keys(dp, pair + HALVES, shared, consumer);
                 if (first) mbarrier_wait(MEMBER_ADDRESS(shared, bias_full), count & 1);
                 first = 0;
                 if (HALVES == 1) {

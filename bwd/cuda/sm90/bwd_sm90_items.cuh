@@ -17,6 +17,7 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
         mbarrier_init(ELEMENT_ADDRESS(shared, work_empty, n), 10 + deterministic);
     }
     mbarrier_init(MEMBER_ADDRESS(shared, keys_staged), 1);
+    mbarrier_init(MEMBER_ADDRESS(shared, mean_full), 1);
     if (DS_STAGES == 1) mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
     mbarrier_init_fence();
 }
@@ -81,34 +82,35 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t sha
     for (int x = 0; x < PANELS; ++x)
         tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
                  t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
-    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
+    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES + (TWO_KEYS ? KEY_BYTES : 0));
     load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, BN, key,
                 t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
+    for (int x = 0; x < PANELS && TWO_KEYS; ++x)
+        tma_load(MEMBER_ADDRESS(shared, k_of_dq) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, v_full), K_PANEL * x,
+                 key, t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
 }
-/* After that: whether K is centred, and its mean, as the second arrival on K's mbarrier. */
-DEVICE void load_mean(const fattni_bwd_sm90_args *p, const task *t, int centred, uint32_t shared) {
-    const int bytes = centred ? PANELS * 256 : 0;
-    store_shared_word(MEMBER_ADDRESS(shared, centred), (uint32_t)centred);
-    mbarrier_expect(MEMBER_ADDRESS(shared, k_full), bytes);
-    if (centred)
-        bulk_load(MEMBER_ADDRESS(shared, key_mean), key_mean_of(&p->bwd, t->b, t->hk), bytes,
-                  MEMBER_ADDRESS(shared, k_full));
+/* Q, dO and what belongs to them, of step n. */
+DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, int with_keys,
+                      uint32_t shared) {
+    const step s = step_at(at, t, n);
+    const int64_t row = padded_row(&p->bwd, t, &s);
+    load_q(p, t, &s, row, shared);
+    if (with_keys) load_keys(p, t, shared);
+    load_d_o(p, t, &s, row, s.stage, s.parity, shared);
+    if (BIASED) load_bias(p, t, &s, shared); /* it waits longest */
 }
-
 /* All that a task reads; keys of the CTA's first task before its rows are preprocessed. One thread. */
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32_t shared) {
     if (first && t->steps) load_keys(p, t, shared);
-    const int centred = wait_preprocessed(p, t);
-    if (first && t->head_group && p->finds_means) group_has_means(p, 0, 0); /* warp 3 has used the buffer of dQ */
+    const int seen = wait_preprocessed(p, t);
+    if (!t->steps) return;
     row_cursor at = first_rows(t, p->bwd.a.group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
-        const step s = step_at(&at, t, n);
-        const int64_t row = padded_row(&p->bwd, t, &s);
-        load_q(p, t, &s, row, shared);
-        if (n == 0 && !first) load_keys(p, t, shared);
-        if (n == 0) load_mean(p, t, centred, shared);
-        load_d_o(p, t, &s, row, s.stage, s.parity, shared);
-        if (BIASED) load_bias(p, t, &s, shared); /* last: it waits longest */
+    load_rows(p, t, &at, 0, !first, shared);
+    if (first && p->finds_means) group_has_means(p, 0, 0); /* warp 3 has used the buffer of dQ */
+    load_mean(p, t, seen, 0, PANELS * 64, shared);
+    for (int n = 1; n < t->steps; ++n) {
+        next_rows(&at, t, &p->bwd.a);
+        load_rows(p, t, &at, n, 0, shared);
     }
 }
 
@@ -150,12 +152,6 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
 DEVICE int ds_stage_of(const step *now, int number, uint32_t shared) {
     if (DS_STAGES == 1) wait_ds_empty(now->stage, shared);
     return DS_STAGES == 1 ? 0 : now->stage;
-}
-/* Which tile of 8 columns of a consumer's part of dQ its accumulators 4i have: what is APART comes last in these, but
-   consumer 1 has it first in the part. */
-DEVICE int column_tile(int i, int consumer) {
-    if (!APART || consumer == 0) return i;
-    return i < (COLUMNS - APART) / 8 ? i + APART / 8 : i - (COLUMNS - APART) / 8;
 }
 /* To the warp that adds it. */
 DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *now, int number, uint32_t shared,
@@ -365,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     extern __shared__ __align__(1024) unsigned char SHARED_MEMORY[];
     const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
-    init_barriers(shared, 2, 2);
+    init_barriers(shared, 2, 1);
     if (BIASED) init_bias_barriers(shared);
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
     __syncthreads();

@@ -15,7 +15,7 @@
    (of one head group: preprocess, main loop, postprocess), so that accumulators stay in L2: those of RING head groups,
    each in the place of an earlier one. Work items are claimed in this order and wait only for earlier ones, so there is
    no deadlock. (SEARCH has work items in clusters alone. In bwd_sm90.cuh a warp that is idle at the start does it in
-   each CTA: who waits for a mean waits for a CTA that runs.) Five counters per head group say what is done. Where
+   each CTA: who waits for a mean waits for a CTA that runs.) Four counters per head group say what is done. Where
    `progress` is NULL all work items are MAINLOOP, and the two kernels do the rest. Where packed sequences follow each
    other (packs) a head group has all of them.
 
@@ -25,12 +25,13 @@
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_SCHEDULER_H
 
 #include "bwd/cuda/sm90/bwd_sm90_common.cuh"
+#include "bwd/cuda/bwd_key_mean.cuh"
 #include "core/ptx/relaxed.h"
 
 enum { RING = FATTNI_RING, LAG = FATTNI_LAG };
 /* counters: of work items, but SEARCHED of key heads and ADDITIONS of dq_additions() */
-enum { SEARCHED, PREPROCESSED, MEAN_TERMS, DQ_ADDITIONS, POSTPROCESSED };
-enum { HAS_MEANS = 1 << 30 }; /* set in SEARCHED: keys of the head group are centred. Then its rows have MEAN_TERMS */
+enum { SEARCHED, PREPROCESSED, DQ_ADDITIONS, POSTPROCESSED };
+enum { HAS_MEANS = 1 << 30 }; /* set in SEARCHED: keys of the head group have means */
 
 DEVICE int32_t *counter_of(const fattni_bwd_sm90_args *p, int head_group, int which) {
     return p->progress + head_group * FATTNI_COUNTERS + which;
@@ -163,28 +164,31 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
 
 /* ---- the mean of the keys ---- */
 
-/* What bwd_key_mean.cu does as a kernel, from fewer keys: 32 of a short sequence, of a long one 1 of 128, at most 512,
+/* What bwd_key_mean.cu does as a kernel, from fewer keys: 64 of a short sequence, of a long one 1 of 128, at most 512,
    in sixteens. A warp has a head, a lane 2 or 4 neighbouring channels. Not of packed sequences, of which a row range
    may have many: then bwd_key_mean.cu runs before.
 
-   The first rows of a call wait for it, and load so much themselves that each load takes thousands of cycles. So all
-   keys are asked for at once where there is shared memory for STAGED_KEYS, and registers: not above head_dim 128. (By
-   bulk copies: with cp.async in a kernel ptxas puts dummy loads before the barriers of its main loop.) */
+   The first dQ of a call waits for it, and at that time rows load so much that each load takes thousands of cycles. So
+   all keys are asked for at once where there is shared memory for STAGED_KEYS, and registers: not above head_dim 128.
+   (By bulk copies: with cp.async in a kernel ptxas puts dummy loads before the barriers of its main loop.) */
 enum {
-    FEWEST_KEYS = 32,
+    FEWEST_KEYS = 64,
     MOST_KEYS = 512,
     STAGED_KEYS = 128,
     CHANNEL_PAIRS = D > 64 && D <= 128 ? 2 : 1, /* of a lane */
     KEYS_AT_ONCE = D > 128 ? 8 : 16 / CHANNEL_PAIRS
 };
 
-/* Key number n of the sample: of each `stride` keys another one, so that no period of them shows. */
-DEVICE int sampled_key(int n, int stride) { return n * stride + n * 5 % stride; }
-/* The mean of a channel from the means of `count` numbers and of their squares; 0 where it is not centred. */
-DEVICE float mean_of(float x, float square, int count) {
-    const float variance = fmaxf(square - x * x, 0.0f);
-    const int use = count >= 16 && fabsf(x) < INFINITY && x * x >= FATTNI_CENTRED * FATTNI_CENTRED * variance;
-    return use ? to_float(to_half(x)) : 0.0f; /* NaN: 0 */
+/* The mean of a channel of `count` keys from sums of them and of their squares; to z (bwd_key_mean.cuh). */
+DEVICE float mean_of_sums(float *z, float sum, float square, int count) {
+    if (count == 0) return 0.0f;
+    const float weight = __fdividef(1.0f, (float)count), mean = sum * weight;
+    return channel_mean(z, mean, fmaxf(square * weight - mean * mean, 0.0f), count);
+}
+DEVICE float sum_of_warp(float x) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(ALL_LANES, x, lanes);
+    return x;
 }
 
 /* This lane's channels of a key; to sums of keys and of their squares. */
@@ -211,11 +215,10 @@ DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, half_type
     const fattni_attention_args *const a = &bwd->a;
     const int lane = (int)threadIdx.x % 32, Sk = BANDS ? sequence_of(a, at->b).Sk : a->Sk;
     const int most = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), count = most & ~15;
-    const float weight = 1.0f / (float)count;
     const int plane = at->b * a->Hkv + at->hk;
     const half_type *head = (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h;
     const int stride = count ? Sk / count : 1, five = 5 % stride, staged = D <= 128 && staging && count <= STAGED_KEYS;
-    int use = 0;
+    float z = 0.0f;
     if (staged) {
         if (lane == 0) mbarrier_expect(bar, count * a->D * 2);
         __syncwarp();
@@ -256,14 +259,13 @@ DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, half_type
         float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel);
 #pragma unroll
         for (int e = 0; e < 2 * CHANNEL_PAIRS; e += 2) {
-            const float low = inside ? mean_of(sum[e] * weight, square[e] * weight, count) : 0.0f,
-                        high = inside ? mean_of(sum[e + 1] * weight, square[e + 1] * weight, count) : 0.0f;
+            const float low = mean_of_sums(&z, sum[e], square[e], inside ? count : 0),
+                        high = mean_of_sums(&z, sum[e + 1], square[e + 1], inside ? count : 0);
             mean[e / 2] = make_float2(low, high);
-            use |= low != 0.0f || high != 0.0f;
         }
     }
     __syncwarp();
-    use = __any_sync(ALL_LANES, use);
+    const int use = shows_means(sum_of_warp(z), a->D, count);
     if (lane == 0) bwd->key_mean_used[plane] = use;
     return use;
 }
@@ -287,22 +289,32 @@ DEVICE int searched(const fattni_bwd_sm90_args *p, int head_group) {
     return load_relaxed_integer(counter_of(p, head_group, SEARCHED));
 }
 /* Whether keys of a head group have means, once that is known; `seen`: what `searched` gave. The caller may then read
-   them. */
+   and copy them. */
 DEVICE int group_has_means(const fattni_bwd_sm90_args *p, int head_group, int seen) {
     const int heads = heads_of_group(p, head_group);
     while ((seen & ~HAS_MEANS) < heads) seen = load_acquire(counter_of(p, head_group, SEARCHED));
-    return seen & HAS_MEANS ? load_acquire(counter_of(p, head_group, SEARCHED)) & HAS_MEANS : 0;
+    if (!(seen & HAS_MEANS)) return 0;
+    seen = load_acquire(counter_of(p, head_group, SEARCHED));
+    async_proxy_fence_global();
+    return seen & HAS_MEANS;
 }
 
-/* One thread: until all rows of a task's head group are preprocessed. Returns whether its keys are centred. */
+/* One thread: until all rows of a task's head group are preprocessed. Returns what is known of its means by then. */
 DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
-    if (p->progress) {
-        const int rows = p->row_items * CTAS, seen = p->finds_means ? searched(p, t->head_group) : 0;
-        wait_counter(p, t->head_group, PREPROCESSED, rows);
-        if (p->finds_means && !group_has_means(p, t->head_group, seen)) return 0;
-        if (p->finds_means) wait_counter(p, t->head_group, MEAN_TERMS, rows);
-    }
-    return key_mean_of(&p->bwd, t->b, t->hk) != 0;
+    const int seen = p->finds_means ? searched(p, t->head_group) : 0; /* both loads at once */
+    if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
+    return seen;
+}
+/* One thread: whether the task's keys have a mean; `columns` of it, from `column` on, to shared memory. Who waits for
+   mean_full has both. Only dQ needs it, so the first tiles do not wait for the search. */
+DEVICE void load_mean(const fattni_bwd_sm90_args *p, const task *t, int seen, int column, int columns,
+                      uint32_t shared) {
+    const int some = !p->finds_means || group_has_means(p, t->head_group, seen);
+    const float *const mean = some ? key_mean_of(&p->bwd, t->b, t->hk) : 0;
+    const uint32_t full = MEMBER_ADDRESS(shared, mean_full);
+    store_shared_word(MEMBER_ADDRESS(shared, has_mean), mean != 0);
+    mbarrier_expect(full, mean ? columns * 4 : 0);
+    if (mean) bulk_load(MEMBER_ADDRESS(shared, key_mean), mean + column, columns * 4, full);
 }
 
 /* ---- preprocess ---- */
@@ -322,57 +334,6 @@ DEVICE float dot_8(const uint4 *x, const uint4 *y, const uint2 *rest, int has_re
     return sum;
 }
 
-/* What keys with a mean need beside delta and lse2, for rows of one head; after these (store_mean_terms). LANES share a
-   row, and load AT_ONCE rows before they use them; lane n has row n's result. */
-DEVICE void preprocess_means(const fattni_bwd_args *bwd, const query_head *at, int64_t base, const row_range *s,
-                             int end, int thread, int threads) {
-    enum { LANES = D > 128 ? 32 : D > 64 ? 16 : 8, AT_ONCE = LANES == 16 ? 16 : 8 };
-    const fattni_attention_args *const a = &bwd->a;
-    const int lane = thread % LANES, column = lane * 8;
-    const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h + column;
-    const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
-    const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
-    const float sink = BANDS && a->sink.p ? float_at(&a->sink, at->h) : -INFINITY;
-    __syncwarp();
-    named_barrier_sync(ROWS_DONE, threads); /* delta and lse2 are stored */
-    for (int first = s->begin; first < s->end; first += threads / LANES * AT_ONCE) {
-        const int i0 = first + thread / LANES * AT_ONCE;
-        const row_place place = place_of_rows(bwd, at->b, i0, end);
-        const float *const mean = key_mean_of(bwd, place.b, at->h / a->group);
-        if (!mean) continue;
-        const int has_mean = LANES <= 8 * PANELS || column < 64 * PANELS;
-        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f),
-                     low = has_mean ? *(const float4 *)(mean + column) : zero,
-                     high = has_mean ? *(const float4 *)(mean + column + 4) : zero;
-        const float m[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        uint4 rows[AT_ONCE];
-        float q_mean = 0.0f;
-#pragma unroll
-        for (int n = 0; n < AT_ONCE; ++n) {
-            const int inside = i0 + n < place.end && column < a->D;
-            rows[n] = inside ? *(const uint4 *)(q + (i0 + n + place.shift) * a->q.row) : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int n = 0; n < AT_ONCE; ++n) {
-            const uint32_t pairs[4] = {rows[n].x, rows[n].y, rows[n].z, rows[n].w};
-            float sum = 0.0f;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float2 y = unpack(pairs[e]);
-                sum += y.x * m[2 * e];
-                sum += y.y * m[2 * e + 1];
-            }
-#pragma unroll
-            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-            if (lane == n) q_mean = sum;
-        }
-        const int i = i0 + lane, row = i + place.shift, inside = i < place.end;
-        if (lane < AT_ONCE && i < s->end)
-            store_mean_terms(bwd, base + i, inside ? lse[row * a->lse.row] : INFINITY, q_mean, sink,
-                             inside && bwd->d_lse.p ? d_lse[row * bwd->d_lse.row] : 0.0f);
-    }
-}
-
 /* lse2, delta and a zeroed accumulator for rows of one head. LANES share a row, and load `at_once` rows before they use
    them: one CTA of an SM must have enough loads in flight. Lane n has lse2 and delta of row n. */
 enum { ROWS_AT_A_TIME = CTAS == 1 && D > 64 ? 16 : 8, ROWS_WITH_REST = CTAS > 1 ? 4 : 8 };
@@ -386,6 +347,7 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
     const char *const o_rest = (const char *)a->o_rest.p + at->b * a->o_rest.b + at->h * a->o_rest.h + column;
     const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
     const float *const d_lse = (const float *)bwd->d_lse.p + at->b * bwd->d_lse.b + at->h * bwd->d_lse.h;
+    const float sink = BANDS && a->sink.p ? float_at(&a->sink, at->h) : -INFINITY;
     for (int first = s->begin; first < s->end; first += at_once * groups) {
         const int i0 = first + thread / LANES * at_once;
         const row_place place = place_of_rows(bwd, at->b, i0, end);
@@ -403,8 +365,8 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
             zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         const int i = i0 + lane, row = i + place.shift, inside = i < place.end && lane < at_once;
         const float L = inside ? lse[row * a->lse.row] : INFINITY;
-        float delta = 0.0f;
-        if (inside && bwd->d_lse.p) delta -= d_lse[row * bwd->d_lse.row];
+        const float d_l = inside && bwd->d_lse.p ? d_lse[row * bwd->d_lse.row] : 0.0f;
+        float delta = -d_l;
 #pragma unroll
         for (int n = 0; n < at_once; ++n) {
             float sum = dot_8(left + n, right + n, rest + n, has_rest);
@@ -412,7 +374,9 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
             if (lane == n) delta += sum;
         }
-        if (i < s->end && lane < at_once) store_statistics(bwd, base + i, L, delta);
+        if (i >= s->end || lane >= at_once) continue;
+        store_statistics(bwd, base + i, L, delta);
+        if (bwd->dq_of_mean) store_sum_of_ds(bwd, base + i, L, delta, sink, d_l);
     }
 }
 
@@ -450,7 +414,6 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const row_range s = rows_of_item(p, x);
-    const int seen = p->finds_means ? searched(p, x->head_group) : 0;
     if (x->head_group >= RING)
         wait_counter_all(p, x->head_group - RING, POSTPROCESSED, p->row_items * CTAS, thread, threads);
     for (int head = s.head; head < s.last; ++head) {
@@ -461,18 +424,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, int th
             preprocess_rows(bwd, &r.at, r.accumulator, r.base, &s, r.end, thread, threads, ROWS_AT_A_TIME, 0);
         if (bwd->dq_semaphore) zero_semaphores(bwd, &r.at, &s, thread, threads);
     }
-    /* Of packed sequences means are known before. Else the search may still be at work; rows need not wait for it. */
-    const int known = packs(bwd) && bwd->key_mean;
-    if (!known) {
-        count_work_item(p, x->head_group, PREPROCESSED, thread, threads);
-        if (!p->finds_means || !group_has_means(p, x->head_group, seen)) return;
-    }
-    for (int head = s.head; head < s.last; ++head) {
-        const head_rows r = rows_of_head(p, x, &s, head);
-        if (known || key_mean_of(bwd, r.at.b, r.at.h / a->group))
-            preprocess_means(bwd, &r.at, r.base, &s, r.end, thread, threads);
-    }
-    count_work_item(p, x->head_group, known ? PREPROCESSED : MEAN_TERMS, thread, threads);
+    count_work_item(p, x->head_group, PREPROCESSED, thread, threads);
 }
 
 /* ---- postprocess ---- */
@@ -517,6 +469,8 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
     const row_range s = rows_of_item(p, x);
     const int groups = threads / 128, slices = (s.end - s.begin) / BM * PARTS;
     const int t = thread % 4, row = thread % 128 / 32 * 16 + thread % 32 / 4 + t / 2 * 8; /* after transpose_quad */
+    if (bwd->dq_of_mean && p->finds_means && thread == 0) /* who adds nothing has not asked for means */
+        group_has_means(p, x->head_group, 0);
     wait_counter_all(p, x->head_group, DQ_ADDITIONS, dq_additions(p, x->head_group), thread, threads);
     for (int head = s.head; head < s.last; ++head) {
         const query_head at = head_of(p, x->head_group, head);

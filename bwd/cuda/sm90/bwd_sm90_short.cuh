@@ -55,7 +55,7 @@ DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
     return t;
 }
 
-/* ---- rows and means of a head ---- */
+/* ---- rows of a head, and the mean of its keys ---- */
 
 /* lse2 and delta of a head's padded rows. ROW_LANES load AT_ONCE rows before they use them; lane n has row n's
    result. */
@@ -95,46 +95,16 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
     __syncwarp();
 }
 
-/* After that, of keys with a mean: lse2 lacks the mean's part of S. */
-DEVICE void centre_rows(const fattni_bwd_args *bwd, const query_head *at, const float *mean) {
-    const int thread = (int)threadIdx.x - 128;
-    const fattni_attention_args *const a = &bwd->a;
-    const half_type *const q = (const half_type *)a->q.p + at->b * a->q.b + at->h * a->q.h;
-    const float *const lse = (const float *)a->lse.p + at->b * a->lse.b + at->h * a->lse.h;
-    const int64_t base = ((int64_t)at->b * a->Hq + at->h) * bwd->padded_rows;
-    const int lane = thread % ROW_LANES, column = lane * 8;
-    named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
-#pragma unroll 1
-    for (int i0 = 0; i0 < a->Sq; i0 += CONSUMER_THREADS / ROW_LANES) {
-        const int i = i0 + thread / ROW_LANES, inside = i < a->Sq;
-        float sum = 0.0f;
-        if (inside && column < a->D) {
-            const uint4 x = *(const uint4 *)(q + i * a->q.row + column);
-            const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float2 y = unpack(pairs[e]), m = *(const float2 *)(mean + column + 2 * e);
-                sum += y.x * m.x;
-                sum += y.y * m.y;
-            }
-        }
-#pragma unroll
-        for (int step = ROW_LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-        if (lane == 0 && inside) store_mean_terms(bwd, base + i, lse[i * a->lse.row], sum, -INFINITY, 0.0f);
-    }
-    __syncwarp();
-}
-
-/* The mean of the keys of a head, from the same sample as search_head takes, by AHEAD_WARPS: each has a part of the
+/* The mean of the keys of a head, as search_head finds it, from fewer keys, by AHEAD_WARPS: each has a part of the
    keys, a lane a pair of channels at a time. Beyond D it reads the first pair. Sums of several warps meet in the
    accumulator of dQ, which nothing else uses then. */
 DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
-    enum { PART = (FEWEST_KEYS + AHEAD_WARPS - 1) / AHEAD_WARPS, AT_ONCE = 11 };
+    enum { KEYS = 32, PART = (KEYS + AHEAD_WARPS - 1) / AHEAD_WARPS, AT_ONCE = 11 };
     const fattni_attention_args *const a = &bwd->a;
-    const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)FEWEST_KEYS), stride = a->Sk / count;
+    const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)KEYS), stride = a->Sk / count;
     const half_type *const head = (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h;
     float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * AHEAD_THREADS + lane;
-    int use = 0;
+    float z = 0.0f;
 #pragma unroll 1
     for (int channel = 2 * lane; channel < D; channel += 64) {
         const int inside = channel < a->D;
@@ -166,15 +136,13 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
                 sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
             }
         }
-        const float weight = 1.0f / (float)count;
-        const float low = inside ? mean_of(sums.x * weight, sums.z * weight, count) : 0.0f,
-                    high = inside ? mean_of(sums.y * weight, sums.w * weight, count) : 0.0f;
+        const float low = mean_of_sums(&z, sums.x, sums.z, inside ? count : 0),
+                    high = mean_of_sums(&z, sums.y, sums.w, inside ? count : 0);
         *(float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel) = make_float2(low, high);
-        use |= low != 0.0f || high != 0.0f;
     }
     __syncwarp();
     if (warp == AHEAD_WARPS - 1) {
-        use = __any_sync(ALL_LANES, use);
+        const int use = shows_means(sum_of_warp(z), a->D, count);
         if (lane == 0) bwd->key_mean_used[plane] = use;
         async_proxy_fence_global(); /* the producer has it copied */
     }
@@ -219,8 +187,6 @@ DEVICE void prepare_rows(const fattni_bwd_args *bwd, int n, uint32_t shared) {
         find_statistics(bwd, &at, 0);
     named_barrier_sync(MEAN_FOUND, AHEAD_THREADS + CONSUMER_THREADS);
     arrive_once_per_warp(MEMBER_ADDRESS(shared, mean_seen));
-    const float *const mean = key_mean_of(bwd, at.b, at.h);
-    if (mean) centre_rows(bwd, &at, mean);
     named_barrier_sync(ROWS_DONE, CONSUMER_THREADS); /* no warp is in the main loop while another prepares */
     async_proxy_fence_global();                      /* the producer has them copied */
     __syncwarp();
@@ -257,8 +223,11 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
         if (n == 0) {
             mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
             load_tile(MEMBER_ADDRESS(shared, k), &p->k, k_full, BN, t->j0, t->hk * p->k_step.head,
-                      t->b * p->k_step.batch, 1);
-            mbarrier_expect(v_full, KEY_BYTES);
+                      t->b * p->k_step.batch, !TWO_KEYS);
+            if (TWO_KEYS)
+                load_tile(MEMBER_ADDRESS(shared, k_of_dq), &p->k, v_full, BN, t->j0, t->hk * p->k_step.head,
+                          t->b * p->k_step.batch, 1);
+            mbarrier_expect(v_full, TWO_KEYS ? 2 * KEY_BYTES : KEY_BYTES);
             load_tile(MEMBER_ADDRESS(shared, v), &p->v, v_full, BN, t->j0, t->hk * p->v_step.head,
                       t->b * p->v_step.batch, 1);
         }
@@ -275,7 +244,7 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
         bulk_load(ELEMENT_ADDRESS(shared, lse2, s.stage), p->bwd.lse2 + row, BM * 4, q_full);
         if (n == 0) {
             const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
-            store_shared_word(MEMBER_ADDRESS(shared, centred), mean != 0);
+            store_shared_word(MEMBER_ADDRESS(shared, has_mean), mean != 0);
             mbarrier_expect(k_full, KEY_BYTES + (mean ? PANELS * 256 : 0));
             if (mean) bulk_load(MEMBER_ADDRESS(shared, key_mean), mean, PANELS * 256, k_full);
         }
@@ -375,7 +344,6 @@ DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *no
     uint32_t kept = dq_to(shared, consumer, thread);
     if (KEEPS_DQ) {
         PIN(dq, COLUMNS / 2);
-        release_ds(shared);
         kept += (uint32_t)(now->i0 / BM - 1) * (BM * D * 4);
         if (t->j0 > 0) add_kept(dq, kept);
         if (!ends) keep(kept, dq);
