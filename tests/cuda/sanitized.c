@@ -105,6 +105,22 @@ static const attention_case cases[] = {
      .lengths = LENGTHS_PACKED,
      .length_q = {11, 1, 7},
      .length_k = {4200, 30, 1301}},
+    /* Of equal keys backward finds a mean. */
+    {.name = "means", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 130, .Sk = 150, .D = 64, .sink = true},
+    {.name = "means, causal", .B = 1, .Hq = 2, .Sq = 131, .Sk = 150, .D = 40, .flags = FATTN_CAUSAL, .d_lse = true},
+    {.name = "means, short", .B = 67, .Hq = 2, .Sq = 130, .Sk = 130, .D = 64, .flags = FATTN_CAUSAL},
+    {.name = "means, bias", .B = 1, .Hq = 2, .Sq = 136, .Sk = 152, .D = 64, .bias = BIAS},
+    {.name = "means, packed",
+     .B = 3,
+     .Hq = 2,
+     .Sq = 80,
+     .Sk = 80,
+     .D = 64,
+     .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC,
+     .lengths = LENGTHS_PACKED,
+     .length_q = {80, 0, 33},
+     .length_k = {71, 4, 80},
+     .sink = true},
     {.name = "8-bit copies", .B = 1, .Hq = 2, .Hkv = 1, .Sq = 200, .Sk = 150, .D = 64, .flags = FATTN_FP8},
     {.name = "8-bit copies, causal",
      .B = 2,
@@ -169,6 +185,7 @@ int main(int argc, char **argv) {
                 a.D *= factors[f][0], a.Dv *= factors[f][1];
                 call *const c = call_new(ctx, &a);
                 if (!strcmp(a.name, "huge")) call_fill(c, CALL_BIAS, -6e4);
+                if (!strncmp(a.name, "means", 5)) call_fill(c, CALL_K, 3);
                 call_run(c);
                 bad += not_finite(c);
                 call_free(c);

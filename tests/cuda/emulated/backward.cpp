@@ -141,8 +141,8 @@ static void set_up(problem *p, const test_case *c) {
         bwd->key_mean_pitch = ROW_OF_MEANS;
         if (!HOPPER) bwd->dq_of_mean = p->dq_of_mean.data();
         if (c->rows && !OF_SHORT_ROWS) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
-        if (c->rows && !c->packed) {                                           /* the kernel finds the means */
-            p->key_mean.assign(p->key_mean.size(), NAN), p->key_mean_used.assign(p->key_mean_used.size(), 0);
+        if (c->rows && !c->packed) { /* the kernel finds the means, whatever there was before */
+            p->key_mean.assign(p->key_mean.size(), NAN), p->key_mean_used.assign(p->key_mean_used.size(), 1);
         }
     }
 
@@ -544,6 +544,27 @@ static test_case cases[] = {
      {50, 100, 0},
      {130, 0, 40},
      2},
+    {"padded, a sequence without keys, means, with rows",
+     3,
+     1,
+     1,
+     100,
+     150,
+     K_D,
+     0,
+     -1,
+     -1,
+     0,
+     0,
+     0,
+     0,
+     0,
+     0,
+     1,
+     {50, 100, 0},
+     {130, 0, 40},
+     2,
+     100},
 #endif
 #endif
 };
