@@ -23,8 +23,8 @@
                BANDED with a bias, of which a step's tile is loaded beside Q and dO; its gradient: bwd_sm90_dbias.cuh.
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Means       Where the keys of a head have a mean m (bwd_key_mean.cu): dQ += dS (K - m), S is of K. So K is there
-               twice (TWO_KEYS); where there is no room for that, dQ += dS K - (sum of dS) m. Of head_dim 64 dS has one
-               stage then: with more than 196 KiB of shared memory L1 has 28, too few for the rows' loads in flight.
+               twice (TWO_K_TILES); where there is no room for that, dQ += dS K - (sum of dS) m. Of head_dim 64 dS has
+               one stage then: with more than 196 KiB of shared memory L1 has 28, too few for the rows' loads in flight.
    Heads       SHORT and HEADS are CAUSAL, HEADS_FULL is FULL, for few keys: with heads in place of work items
                (bwd_sm90_short.cuh).
    WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
@@ -61,8 +61,8 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = BM * V_PANELS * 128,
     DS_BYTES = BN * BM * 2,
-    TWO_KEYS = !WIDE && !BIASED && !KEEPS_DQ && !CAPPED && (D <= 64 || !BY_HEADS), /* what there is room for */
-    DS_STAGES = KEEPS_DQ || WIDE || (TWO_KEYS && D == 64) ? 1 : 2,
+    TWO_K_TILES = !WIDE && !BIASED && !KEEPS_DQ && !CAPPED && (D <= 64 || !BY_HEADS), /* where there is room */
+    DS_STAGES = KEEPS_DQ || WIDE || (TWO_K_TILES && D == 64) ? 1 : 2,
     DP_PARTS = WIDE ? 2 : 1,
     DP_ROWS = BM / DP_PARTS,                               /* rows of dP that are there at a time */
     DQ_BLOCKS = KEEPS_DQ ? FATTNI_SHORT_KEYS / BM - 1 : 1, /* row blocks of dQ in shared memory */
@@ -98,7 +98,7 @@ typedef struct shared_memory {
     half_type q[2][BM * PANELS * 64], d_o[2][BM * V_PANELS * 64];
     half_type ds[DS_STAGES][BN * BM], staged[STAGED / 2];
     half_type bias[BIASED ? BM * BN : 0];
-    half_type k_of_dq[TWO_KEYS ? BN * PANELS * 64 : 0];
+    half_type k_of_dq[TWO_K_TILES ? BN * PANELS * 64 : 0];
     float dq[DQ_BLOCKS * BM * D];
     float lse2[2][BM], delta[2][BM];
     float key_mean[PANELS * 64]; /* where it is used */
@@ -113,7 +113,7 @@ typedef struct shared_memory {
 } shared_memory;
 enum {
     SHARED_BYTES = sizeof(shared_memory),
-    K_OF_DQ = TWO_KEYS ? offsetof(shared_memory, k_of_dq) : offsetof(shared_memory, k)
+    K_OF_DQ = TWO_K_TILES ? offsetof(shared_memory, k_of_dq) : offsetof(shared_memory, k)
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
@@ -327,7 +327,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         mbarrier_wait(MEMBER_ADDRESS(shared, v_full), (uint32_t)t->kv_phase);
     }
     if (BANDS && t->j0 + BN > t->s.Sk && t->steps) {
-        if (TWO_KEYS)
+        if (TWO_K_TILES)
             clear_rows(MEMBER_ADDRESS(shared, k_of_dq), PANELS, BN, t->s.Sk - t->j0, (int)threadIdx.x - 128,
                        CONSUMER_THREADS);
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
@@ -337,7 +337,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     clear_rows_ahead(t, &rows, 0, shared);
     if (!BY_HEADS && t->steps) mbarrier_wait(MEMBER_ADDRESS(shared, mean_full), (uint32_t)t->kv_phase);
     const int has_mean = !CAPPED && (BY_HEADS || t->steps) && load_shared_word(MEMBER_ADDRESS(shared, has_mean));
-    if (TWO_KEYS && has_mean) {
+    if (TWO_K_TILES && has_mean) {
         centre_tile(MEMBER_ADDRESS(shared, k_of_dq), PANELS, K_PANEL, memory->key_mean);
         named_barrier_sync(CLEARED, CONSUMER_THREADS);
     }
@@ -439,10 +439,10 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         wgmma_commit();
         if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
         float sums[4];
-        if (!TWO_KEYS && has_mean) sum_rows(sums, ds_tile + ds_rows, thread);
+        if (!TWO_K_TILES && has_mean) sum_rows(sums, ds_tile + ds_rows, thread);
         wgmma_wait(1); /* dQ */
         if (DS_STAGES == 1 && !WIDE) release_ds(shared);
-        if (!TWO_KEYS && has_mean) {
+        if (!TWO_K_TILES && has_mean) {
             PIN(dq, COLUMNS / 2);
             subtract_means(dq, sums, memory->key_mean, consumer, thread);
         }

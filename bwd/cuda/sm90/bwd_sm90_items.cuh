@@ -74,20 +74,21 @@ DEVICE void prefetch_keys(const fattni_bwd_sm90_args *p, const task *t) {
         if (x < V_PANELS) tma_prefetch(&p->v, 64 * x, key, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
     }
 }
+DEVICE void load_k_tile(const fattni_bwd_sm90_args *p, const task *t, uint32_t to, uint32_t bar) {
+    for (int x = 0; x < PANELS; ++x)
+        tma_load(to + x * BN * 128, &p->k, bar, K_PANEL * x, t->s.k0 + t->j0, t->hk * p->k_step.head,
+                 t->s.batch * p->k_step.batch);
+}
 /* K and V, once those of the last task are released. */
 DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
     const int key = t->s.k0 + t->j0;
     mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
     mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES);
-    for (int x = 0; x < PANELS; ++x)
-        tma_load(MEMBER_ADDRESS(shared, k) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, k_full), K_PANEL * x, key,
-                 t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
-    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES + (TWO_KEYS ? KEY_BYTES : 0));
+    load_k_tile(p, t, MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, k_full));
+    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES + (TWO_K_TILES ? KEY_BYTES : 0));
     load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, BN, key,
                 t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
-    for (int x = 0; x < PANELS && TWO_KEYS; ++x)
-        tma_load(MEMBER_ADDRESS(shared, k_of_dq) + x * BN * 128, &p->k, MEMBER_ADDRESS(shared, v_full), K_PANEL * x,
-                 key, t->hk * p->k_step.head, t->s.batch * p->k_step.batch);
+    if (TWO_K_TILES) load_k_tile(p, t, MEMBER_ADDRESS(shared, k_of_dq), MEMBER_ADDRESS(shared, v_full));
 }
 /* Q, dO and what belongs to them, of step n. */
 DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, int with_keys,

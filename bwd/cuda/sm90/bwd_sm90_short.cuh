@@ -223,11 +223,11 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
         if (n == 0) {
             mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
             load_tile(MEMBER_ADDRESS(shared, k), &p->k, k_full, BN, t->j0, t->hk * p->k_step.head,
-                      t->b * p->k_step.batch, !TWO_KEYS);
-            if (TWO_KEYS)
+                      t->b * p->k_step.batch, !TWO_K_TILES);
+            if (TWO_K_TILES)
                 load_tile(MEMBER_ADDRESS(shared, k_of_dq), &p->k, v_full, BN, t->j0, t->hk * p->k_step.head,
                           t->b * p->k_step.batch, 1);
-            mbarrier_expect(v_full, TWO_KEYS ? 2 * KEY_BYTES : KEY_BYTES);
+            mbarrier_expect(v_full, TWO_K_TILES ? 2 * KEY_BYTES : KEY_BYTES);
             load_tile(MEMBER_ADDRESS(shared, v), &p->v, v_full, BN, t->j0, t->hk * p->v_step.head,
                       t->b * p->v_step.batch, 1);
         }
