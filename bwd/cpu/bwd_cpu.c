@@ -70,13 +70,13 @@ static void dots_of_o(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row
     }
 }
 
-/* The first tasks, if keys may be centred: the mean of the keys of one head. The others: one block of rows of one
+/* The first tasks, with finds_means: the mean of the keys of one head. The others: one block of rows of one
    head. */
 static void prepare(void *arg, int64_t task, int thread) {
     (void)thread;
     fattni_bwd *const w = arg;
     const fattni_problem *const p = w->p;
-    const int64_t means = w->centred ? p->B * p->Hkv : 0;
+    const int64_t means = w->finds_means ? p->B * p->Hkv : 0;
     if (task < means) {
         fattni_bwd_find_key_mean(w, task / p->Hkv, task % p->Hkv);
         return;
@@ -153,12 +153,16 @@ static void backward_tiles(const fattni_bwd *w, const fattni_bwd_rows *r, int64_
     const fattni_bwd_layout *const l = &w->layout;
     const fattni_range keys = seen_columns(r, columns);
     const float *const mean = fattni_bwd_key_mean(w, r->b, r->h / p->group);
+    float *const capped_sums = p->softcap > 0 && mean && want & WANT_DQ ? fattni_bwd_capped_sums(w, r) : NULL;
     char *const s = r->scratch;
     for (int64_t j = keys.begin; j < keys.end; j += FATTNI_TILE_KEYS) {
         const int64_t count = fattni_min(FATTNI_TILE_KEYS, keys.end - j);
         const fattni_score_tile at = fattni_bwd_score_tile(w, r, columns.begin, j, count);
         fattni_bwd_probabilities(w, r, &at, ldexp(p->softcap > 0 ? 1 : p->scale, w->ds_exponent - w->p_exponent));
-        if (p->softcap > 0) k->multiply(&at.tile, s + l->dcap, s + l->ds);
+        if (capped_sums)
+            k->multiply_and_sum(&at.tile, s + l->p, s + l->dcap, s + l->ds, capped_sums);
+        else if (p->softcap > 0)
+            k->multiply(&at.tile, s + l->dcap, s + l->ds);
         if (want & WANT_DV && p->drop_T) k->multiply(&at.tile, s + l->keep, s + l->p);
         if (!k->round) {
             add_rows_of(w, &at.tile, 1, r, s + l->p, s + l->ds, columns.begin, j, want);
@@ -222,7 +226,7 @@ static void load_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool first) {
                    NULL, dq);
         times_power(dq, count, w->ds_exponent);
     }
-    if (first) fattni_bwd_add_mean(w, r, dq);
+    if (first && w->finds_means && p->softcap > 0) memset(fattni_bwd_capped_sums(w, r), 0, 3 * fattni_row_bytes(w->k));
 }
 
 static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
@@ -231,6 +235,7 @@ static void store_dq(const fattni_bwd *w, const fattni_bwd_rows *r, bool last) {
     const int64_t begin = fattni_clamp(live.begin - r->i0, 0, r->rows);
     const int64_t end = fattni_clamp(live.end - r->i0, 0, r->rows), row = r->seq->q0 + r->i0;
     const bool narrow = p->dq.dtype != (int32_t)w->k->dtype;
+    if (last) fattni_bwd_add_mean(w, r, packed_dq(w, r));
     if (!narrow || last) times_power(packed_dq(w, r), (size_t)(p->D * w->k->rows), -w->ds_exponent);
     if (!narrow) {
         w->k->unpack(begin, end, p->D, packed_dq(w, r), NULL, fattni_at(&p->dq, r->seq->batch, r->h, row), p->dq.s[2]);
@@ -364,7 +369,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     (void)plan;
     fattni_bwd w = fattni_bwd_plan(ctx, p);
     const fattni_stage stages[] = {
-        {(w.centred ? p->B * p->Hkv : 0) + p->B * p->Hq * w.row_blocks, prepare},
+        {(w.finds_means ? p->B * p->Hkv : 0) + p->B * p->Hq * w.row_blocks, prepare},
         {w.threads, huge_task},
         w.one_pass ? (fattni_stage){p->B * p->Hkv, head_task}
                    : (fattni_stage){w.row_tasks + w.column_tasks, two_pass_task},

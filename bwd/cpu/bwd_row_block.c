@@ -112,9 +112,13 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
     w.max = fattni_append(&w.shared_bytes, per_row);
     w.log_sum = fattni_append(&w.shared_bytes, per_row);
-    w.centred = fattni_bwd_may_centre_keys(p, w.k);
-    const size_t means = w.centred ? (size_t)pairs * (size_t)(p->D + 1) : 0;
+    w.finds_means = fattni_bwd_finds_means(p, w.k);
+    w.centres_copies = w.finds_means && !w.k->round && !(p->softcap > 0);
+    const size_t means = w.finds_means ? (size_t)pairs * (size_t)(p->D + 1) : 0;
     w.key_mean = fattni_append(&w.shared_bytes, means * sizeof(float));
+    const bool sums = w.finds_means && p->softcap > 0;
+    w.capped_sums =
+        fattni_append(&w.shared_bytes, sums ? (size_t)(p->B * p->Hq * w.row_blocks) * 3 * fattni_row_bytes(w.k) : 0);
     const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
     w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
     w.shared_dq = fattni_append(&w.shared_bytes, w.keeps_dq ? blocks * fattni_bwd_dq_bytes(&w) : 0);
@@ -140,7 +144,7 @@ fattni_row_sum fattni_bwd_row_sum(const fattni_bwd *w, int64_t batch, int64_t h,
                             fattni_load(workspace + w->log_sum, w->k->dtype, at)};
 }
 
-/* q.m of row i of the copy of Q, in units of scores: what centred keys take from them. */
+/* q.m of row i of the copy of Q, in units of scores: what centred copies take from them. */
 static double score_of_mean(const fattni_bwd *w, const fattni_bwd_rows *r, const float *mean, int64_t i) {
     const float *const q = (const float *)r->q + i * r->q_stride;
     double sum = 0;
@@ -150,7 +154,7 @@ static double score_of_mean(const fattni_bwd *w, const fattni_bwd_rows *r, const
 
 /* A row without keys, and the padding, get l = +inf, which makes P = 0. */
 static void pack_statistics(const fattni_bwd *w, const fattni_bwd_rows *r) {
-    const float *const mean = w->k->round ? NULL : fattni_bwd_key_mean(w, r->b, r->h / w->p->group);
+    const float *const mean = w->centres_copies ? fattni_bwd_key_mean(w, r->b, r->h / w->p->group) : NULL;
     const fattn_dtype type = w->k->dtype;
     char *const base = r->scratch + w->layout.lse, *const delta = r->scratch + w->layout.delta;
     char *const lse = base + fattni_row_bytes(w->k);
@@ -226,7 +230,7 @@ void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64
         k->load_transposed(count, p->D, p->dtype, K, p->k.s[2], scratch + w->layout.key_transposed, width);
         return;
     }
-    const float *const mean = fattni_bwd_key_mean(w, b, g);
+    const float *const mean = w->centres_copies ? fattni_bwd_key_mean(w, b, g) : NULL;
     float *key = (float *)(scratch + w->layout.key);
     for (int64_t j = columns.begin; mean && j < columns.end; ++j, key += w->p->D)
         for (int64_t d = 0; d < w->p->D; ++d) key[d] -= mean[d];

@@ -32,12 +32,14 @@ typedef struct fattni_bwd {
     const fattni_cpu_kernels *k;
     fattni_bwd_layout layout;
     size_t max, log_sum;             /* offsets, [batch][h][row]: written for huge rows (huge.h) */
-    size_t key_mean;                 /* D + 1 floats per [b][key head], when keys may be centred */
+    size_t key_mean;                 /* D + 1 floats per [b][key head], with finds_means */
+    size_t capped_sums;              /* with a softcap, too: per [b][h][row block], see fattni_bwd_capped_sums */
     size_t dq_semaphores, shared_dq; /* with `chained`: an int and dQ^T per [b][h][row block] */
     size_t shared_bytes;             /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
-    bool centred;                      /* dQ is of keys less their mean (bwd_key_mean.c), unless rows are huge */
+    bool finds_means;                  /* dQ is right for keys with a mean (bwd_key_mean.c), unless rows are huge */
+    bool centres_copies;               /* by copies of keys less their mean */
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: at each block of
                                           rows it waits until the one before has added to dQ */
@@ -88,18 +90,21 @@ typedef struct fattni_bwd_rows {
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                                 int64_t n, char *scratch);
 
-/* Whether the call is one whose keys are centred, unless it has huge rows: 16 bits, in o or in products; o and lse of
-   no other keys, so that a row of dS sums to a known number; no softcap, whose scores need the keys themselves. */
-bool fattni_bwd_may_centre_keys(const fattni_problem *p, const fattni_cpu_kernels *k);
-/* Finds the mean of one head of one sequence, if w->centred. */
+/* Whether the call is one that looks for means, unless it has huge rows: 16 bits, in o or in products; o and lse of no
+   other keys, so that a row of P (dP - delta) sums to a known number. */
+bool fattni_bwd_finds_means(const fattni_problem *p, const fattni_cpu_kernels *k);
+/* Finds the mean of one head of one sequence, if w->finds_means. */
 void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
-/* D floats; NULL where keys are used as they are. */
+/* D floats; NULL where no mean is looked for, or none was found. */
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
-/* Adds to dQ^T of these rows, [D][row], what centred keys leave out of it, times 2^ds_exponent. */
+/* With a softcap and a mean: sums over keys, [3][row], of P (dP - delta) times 2^ds_exponent, of P times the
+   derivative and p->scale times 2^p_exponent, of dS. */
+float *fattni_bwd_capped_sums(const fattni_bwd *w, const fattni_bwd_rows *r);
+/* Adds to the sum dQ^T of these rows over all keys, [D][row], what it lacks with a mean, times 2^ds_exponent. */
 void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *dq);
 
 /* Of 16-bit inputs, the keys and values of at most a column block of key head g of sequence b go into scratch for the
-   tiles to come; keys as floats are less their mean. */
+   tiles to come; with centres_copies keys are less their mean. */
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch);
 /* The tile of these rows and the keys [j, j + keys), in the column block that begins at j0. */

@@ -116,6 +116,8 @@ typedef struct fattni_cpu_kernels {
     void (*keep)(const fattni_tile *t, const fattni_dropout *d, void *mask);
     /* x[j][i] *= y[j][i], where row i sees key j. */
     void (*multiply)(const fattni_tile *t, const void *y, void *x);
+    /* The same; sums[3][row] += sum_j of x before, of p y, of x after. p and x are 0 where row i does not see key j. */
+    void (*multiply_and_sum)(const fattni_tile *t, const void *p, const void *y, void *x, void *sums);
     /* Online softmax: max' = max(max, max_j s), s[j][i] = 2^(factor (s - max')),
        sum = decay * sum + sum_j s, decay = 2^(factor (max - max')): exponents are at most 0 however
        large scores are, because the difference comes first. Unseen keys give exactly 0; a row that

@@ -1,4 +1,5 @@
 /* The CPU's bits do not depend on the number of threads, nor on the run. */
+#include "key_means.h"
 #include "thinned.h"
 #include "tiles.h"
 
@@ -8,15 +9,19 @@
 static const int thread_counts[] = {1, 2, 3, 8, 16};
 static const fattn_dtype dtypes[4] = {FATTN_F64, FATTN_F32, FATTN_F16, FATTN_BF16};
 
-/* With one thread backward makes one pass over (sequence, key head), with 16 one by rows and one by columns. */
-static void check(const attention_case *c) {
+/* With one thread backward makes one pass over (sequence, key head), with 16 one by rows and one by columns. `mean`:
+   of keys. */
+static void check_with_mean(const attention_case *c, double mean) {
+    const key_means means = {mean, 0, 1};
     fattn_ctx *const one = attention_context(1);
     attention *const want = attention_new(one, c);
+    if (mean != 0) key_means_add(want, means);
     attention_run(want, LIBRARY);
     cr_assert(want->plan.deterministic, "%s", c->name);
     for (size_t n = 0; n < sizeof thread_counts / sizeof *thread_counts; ++n) {
         fattn_ctx *const ctx = attention_context(thread_counts[n]);
         attention *const got = attention_new(ctx, c);
+        if (mean != 0) key_means_add(got, means);
         attention_run(got, LIBRARY);
         attention_same_bits(want, got);
         attention_free(got);
@@ -25,6 +30,7 @@ static void check(const attention_case *c) {
     attention_free(want);
     fattn_ctx_destroy(one);
 }
+static void check(const attention_case *c) { check_with_mean(c, 0); }
 
 Test(determinism, shapes) {
     for (int n = 0; n < attention_shape_count; n += THINNED(7)) {
@@ -50,6 +56,23 @@ Test(determinism, long_sequences) {
                                   .window_left = 150,
                                   .window_right = 90};
         check(&c);
+    }
+}
+
+/* Beside a softcap sums of a row go from one column block to the next. */
+Test(determinism, keys_with_means) {
+    for (int n = 0; n < 4; ++n) {
+        const attention_case c = {.name = n < 2 ? "means" : "means, softcap",
+                                  .dtype = dtypes[2 + n % 2],
+                                  .B = 1,
+                                  .Hq = 2,
+                                  .Hkv = 1,
+                                  .Sq = 90,
+                                  .Sk = 290,
+                                  .D = 40,
+                                  .softcap = n < 2 ? 0 : 10,
+                                  .sink = true};
+        check_with_mean(&c, 10);
     }
 }
 

@@ -98,14 +98,12 @@ static void *in_f32(attention *a, enum tensor_id id) {
     return memory;
 }
 
-/* The same bits as without the flag, from the exact O in F32. With a softcap, so that keys are not centred: beside an o
-   in F32 they are not, for then delta is exact. */
+/* The same bits as without the flag, from the exact O in F32. */
 Test(exact_delta, backward_is_that_of_the_exact_o) {
     for (int n = 0; n < MANY; n += THINNED(11)) {
         char name[32];
         fattn_ctx *const ctx = context_of(n);
         attention_case c = case_of(n, name, sizeof name);
-        if (!(c.softcap > 0)) c.softcap = 30;
         c.delta = false;
         c.sum_d_o = n % 7 == 0;
         const bool wide_d_o = n % 5 == 0;
@@ -260,35 +258,23 @@ enum { ACCURACY_CASES = sizeof accuracy_cases / sizeof *accuracy_cases };
 
 /* A rest of half a unit, on average, instead of a rounding by 128 units: the part of the error that comes from delta is
    256 times smaller, and adds, squared, to that of a call without means, which is mostly the last rounding of dQ and
-   dK. It is small beside that, but where keys are not centred, as with a softcap, and c and V's mean are 10. `of_p`: in
-   a row with few keys forward's roundings of P, half of 2^-9 (F16: 2^-12) or less, do not sum to 0, and V's mean
-   multiplies them. */
+   dK. `of_p`: in a row with few keys forward's roundings of P, half of 2^-9 (F16: 2^-12) or less, do not sum to 0, and
+   V's mean multiplies them. */
 static void check_gradient(const char *what, double none, double with, double without, double of_p) {
     cr_assert(with <= 1.5 * hypot(hypot(none, without / 256), of_p),
               "%s: off by %.2e, without means by %.2e, without the flag %.2e", what, with, none, without);
 }
 
-/* Of dQ, where keys are not centred and P and dS are rounded: a mean of c in four channels of keys of size sqrt(D)
-   multiplies what roundings of dS sum to in a row, and those of P in O, beside a V of size 1 and a mean. Roundings are
-   0.42 u, as a root of mean squares. */
-static double of_uncentred_keys(const attention_case *c, double key, double value) {
-    const double u = c->dtype == FATTN_F16 ? 0x1p-11 : 0x1p-8;
-    return 0.42 * u * 2 * key / sqrt((double)c->D) * sqrt(2 + value * value);
-}
-
 /* The rounded O, without the flag. A mean of 10 in V gives O a last place of 1/16 (F16: 1/128) and delta an error of
    1/16 sqrt(Dv / 12) beside a dP - delta of sqrt(Dv): 1.8 % of each row of dS, of dK as much, and of dQ where K has no
    mean; their last rounding is 0.17 %. A dropout of 0.2 makes dP - delta 5 times larger, for dropped and kept values
-   differ by that mean: 0.36 %, added, squared, to 0.17 %, or where P and dS are rounded, too, to 0.24 %. Where keys are
-   not centred, their mean multiplies the error in dQ. */
+   differ by that mean: 0.36 %, added, squared, to 0.17 %, or where P and dS are rounded, too, to 0.24 %. */
 static void check_without(const attention_case *c, double key, double value, bool rounds, gradient_errors none,
                           gradient_errors without) {
     const double more = rounds ? 1.5 : 2;
     if (value == 10) cr_assert(without.dk > more * none.dk, "%s: dk %.2e, %.2e", c->name, without.dk, none.dk);
     if (value == 10 && key == 1)
         cr_assert(without.dq > more * none.dq, "%s: dq %.2e, %.2e", c->name, without.dq, none.dq);
-    if (c->softcap > 0 && key == 10)
-        cr_assert(without.dq > 5 * none.dq, "%s: dq %.2e, %.2e", c->name, without.dq, none.dq);
 }
 
 Test(exact_delta, means_of_keys_and_values_cost_nothing) {
@@ -311,8 +297,7 @@ Test(exact_delta, means_of_keys_and_values_cost_nothing) {
                      value);
             const bool rounds = fattni_cpu_kernels_of(ctx, c.dtype)->round;
             const double of_p = rounds ? value * (c.dtype == FATTN_F16 ? 0x1p-13 : 0x1p-10) : 0;
-            const double of_keys = rounds && c.softcap > 0 ? of_uncentred_keys(&c, key, value) : 0;
-            check_gradient(what, none.dq, with.dq, without.dq, hypot(of_p, of_keys));
+            check_gradient(what, none.dq, with.dq, without.dq, of_p);
             check_gradient(what, none.dk, with.dk, without.dk, of_p);
             check_without(&rounded, key, value, rounds, none, without);
         }

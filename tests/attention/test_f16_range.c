@@ -88,10 +88,10 @@ Test(f16_range, scales, .timeout = 200) {
     }
 }
 
-/* What centred keys leave out of dQ, where there is a sink or a d_lse, has dS's power of two, too. */
+/* What dQ lacks with a mean, where there is a sink, a d_lse or a softcap, has dS's power of two, too. */
 Test(f16_range, keys_with_means, .timeout = 200) {
     fattn_ctx *const ctx = attention_context(2);
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < 4; ++n)
         key_means_check(ctx,
                         &(attention_case){.name = "keys with means",
                                           .dtype = FATTN_F16,
@@ -100,7 +100,8 @@ Test(f16_range, keys_with_means, .timeout = 200) {
                                           .Sq = 100,
                                           .Sk = 520,
                                           .D = 64,
-                                          .scale = n ? 1e-3f : 0,
+                                          .scale = n % 2 ? 1e-3f : 0,
+                                          .softcap = n / 2 ? 8 : 0,
                                           .sink = true,
                                           .d_lse = true},
                         3, LIBRARY, NULL);

@@ -23,17 +23,15 @@ const attention_case key_means_cases[] = {
      .length_k = {300, 40, 260}, .sink = true},
     /* Hopper: the last head group has one head. */
     {"many heads", .B = 5, .Hq = 13, .Hkv = 13, .Sq = 130, .Sk = 400, .flags = FATTN_CAUSAL},
+    {"softcap", SHAPE, .softcap = 50},
+    {"small softcap, causal", .B = 1, .Hq = 4, .Hkv = 2, .Sq = 400, .Sk = 400, .flags = FATTN_CAUSAL, .softcap = 2},
+    {"softcap, sink, d_lse, dropout", SHAPE, .softcap = 20, .sink = true, .d_lse = true, .dropout_p = 0.2f},
+    {"softcap, packed, add to dq", .B = 3, .Hq = 2, .Sq = 200, .Sk = 300, .flags = FATTN_ACC_DQ, .softcap = 10,
+     .lengths = LENGTHS_PACKED, .length_q = {200, 0, 150}, .length_k = {300, 40, 260}, .sink = true},
 };
 const int key_means_case_count = sizeof key_means_cases / sizeof *key_means_cases;
 
-/* Adds K's mean to four channels, and V's to each `every`-th. Of F32 queries and keys are rounded to BF16: TF32 would
-   round them, an error of S that grows with the mean. */
-typedef struct means {
-    double key, value;
-    int64_t every;
-} means;
-
-static void add_means(attention *a, means add) {
+void key_means_add(attention *a, key_means add) {
     const struct {
         enum tensor_id id;
         double mean;
@@ -70,10 +68,10 @@ static double error_of(const attention *got, const attention *want, enum tensor_
     return sqrt(error / size);
 }
 
-static gradient_errors errors_with(fattn_ctx *ctx, const attention_case *c, means add, enum engine by,
+static gradient_errors errors_with(fattn_ctx *ctx, const attention_case *c, key_means add, enum engine by,
                                    fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
     attention *const got = attention_new(ctx, c);
-    add_means(got, add);
+    key_means_add(got, add);
     attention *const want = attention_twin(got, FATTN_F64);
     got->on_device = on_device;
     attention_run(want, REFERENCE);
@@ -87,7 +85,7 @@ static gradient_errors errors_with(fattn_ctx *ctx, const attention_case *c, mean
 /* Half a standard deviation in four channels of V, so that O has a mean. */
 static double error_of_dq(fattn_ctx *ctx, const attention_case *c, double mean, enum engine by,
                           fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
-    const means add = {mean, mean != 0 ? 0.5 : 0, (c->Dv ? c->Dv : c->D) / 4};
+    const key_means add = {mean, mean != 0 ? 0.5 : 0, (c->Dv ? c->Dv : c->D) / 4};
     return errors_with(ctx, c, add, by, on_device).dq;
 }
 
@@ -106,5 +104,5 @@ void key_means_check(fattn_ctx *ctx, const attention_case *c, double least, enum
 
 gradient_errors key_means_errors(fattn_ctx *ctx, const attention_case *c, double key, double value, enum engine by,
                                  fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
-    return errors_with(ctx, c, (means){key, value, 1}, by, on_device);
+    return errors_with(ctx, c, (key_means){key, value, 1}, by, on_device);
 }

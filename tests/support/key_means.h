@@ -18,7 +18,15 @@ typedef struct gradient_errors {
 gradient_errors key_means_errors(fattn_ctx *ctx, const attention_case *c, double key, double value, enum engine by,
                                  fattn_status (*on_device)(attention *a, enum fattni_pass pass));
 
-/* Masks and features, of 300 to 520 rows and keys. */
+/* Adds K's mean to four channels, and V's to each `every`-th. Of F32 queries and keys are rounded to BF16: TF32 would
+   round them, an error of S that grows with the mean. */
+typedef struct key_means {
+    double key, value;
+    int64_t every;
+} key_means;
+void key_means_add(attention *a, key_means add);
+
+/* Masks and features, of 300 to 520 rows and keys. dQ of those with a softcap is right on the CPU only. */
 extern const attention_case key_means_cases[];
 extern const int key_means_case_count;
 

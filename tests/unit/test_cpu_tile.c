@@ -577,6 +577,38 @@ static void elementwise(const fattni_cpu_kernels *k) {
 }
 Test(cpu_tile, multiply_and_add_elements) { each(elementwise); }
 
+/* Sums of integers, beside what they are added to. */
+static void sums_of_rows(const fattni_cpu_kernels *k) {
+    reals x = reals_new(k, FATTNI_TILE_KEYS * k->rows, 0), y = reals_new(k, x.count, 0), p = reals_new(k, x.count, 0);
+    for (int n = 0; n < 24; ++n) {
+        const fattni_tile t = {.rows = k->rows - n, .keys = 40 + n, .lo = n % 3 ? -1000 : -9, .hi = n % 2 ? 1000 : 5};
+        for (int64_t e = 0; e < x.count; ++e) {
+            const bool sees = seen(&t, e % k->rows, e / k->rows);
+            set(x, e, sees ? (double)(e % 11 - 5) : 0), set(p, e, sees ? (double)(e % 7) : 0);
+            set(y, e, (double)(e % 5));
+        }
+        reals sums = reals_new(k, 3 * k->rows, 1), products = reals_new(k, x.count, 0);
+        memcpy(products.p, x.p, (size_t)x.count * fattn_dtype_size(k->dtype));
+        k->multiply(&t, y.p, products.p);
+        k->multiply_and_sum(&t, p.p, y.p, x.p, sums.p);
+        for (int64_t i = 0; i < t.rows; ++i) {
+            double want[3] = {1, 1, 1};
+            for (int64_t e = i; e < t.keys * k->rows; e += k->rows) {
+                if (!seen(&t, i, e / k->rows)) continue;
+                want[0] += (double)(e % 11 - 5);
+                want[1] += (double)(e % 7 * (e % 5));
+                want[2] += (double)((e % 11 - 5) * (e % 5));
+                cr_assert_eq(at(x, e), at(products, e));
+            }
+            for (int64_t m = 0; m < 3; ++m)
+                cr_assert_eq(at(sums, m * k->rows + i), want[m], "%s %d: %d %d", k->isa, n, (int)i, (int)m);
+        }
+        reals_free(sums), reals_free(products);
+    }
+    reals_free(x), reals_free(y), reals_free(p);
+}
+Test(cpu_tile, multiply_and_sum) { each(sums_of_rows); }
+
 /* 2^x through `gradient`, as p with factor 1 and L = 0. */
 static double power(const fattni_cpu_kernels *k, double x) {
     static double p[48], ds[48], zero[144];
