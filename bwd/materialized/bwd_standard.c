@@ -53,6 +53,7 @@ static layout layout_of(const fattni_problem *p) {
 }
 
 typedef struct job {
+    const fattn_ctx *ctx;
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     layout layout;
@@ -115,7 +116,7 @@ static void add_value_gradients(const job *w, int thread, const part *x, int64_t
     const uint8_t *const mask = fattni_standard_mask(p);
     if (!copies_P(p)) {
         const fattni_matrix P = {stored_P(p, at), p->Sk};
-        fattni_standard_add_at_b(w->k, x->count, p->Dv, Sq, 1, P, d_o, dv);
+        fattni_standard_add_at_b(w->ctx, w->k->dtype, x->count, p->Dv, Sq, 1, P, d_o, dv);
         return;
     }
     void *const dropped = in_scratch(w, thread, w->layout.dropped);
@@ -126,8 +127,8 @@ static void add_value_gradients(const job *w, int thread, const part *x, int64_t
         fattni_standard_drop(w->k, p->dtype, stored_P(p, first), mask ? mask + first : NULL, p->Sk, rows, x->count,
                              dropped);
         (w->k->dtype == FATTN_F64 ? scale_rows_f64 : scale_rows_f32)(p, &x->seq, x->b, h, i, rows, x->count, dropped);
-        fattni_standard_add_at_b(w->k, x->count, p->Dv, rows, p->keep_scale, (fattni_matrix){dropped, x->count},
-                                 rows_of_d_o, dv);
+        fattni_standard_add_at_b(w->ctx, w->k->dtype, x->count, p->Dv, rows, p->keep_scale,
+                                 (fattni_matrix){dropped, x->count}, rows_of_d_o, dv);
     }
 }
 
@@ -149,7 +150,7 @@ static void key_gradients(void *arg, int64_t task, int thread) {
             const fattni_matrix dX = {real_at(w, w->layout.dP, at), p->Sk};
             const fattni_matrix q =
                 fattni_standard_rows(w->k, &p->q, batch, h, x.seq.q0, Sq, p->D, in_scratch(w, thread, w->layout.q));
-            fattni_standard_add_at_b(w->k, x.count, p->D, Sq, p->scale, dX, q, dk);
+            fattni_standard_add_at_b(w->ctx, w->k->dtype, x.count, p->D, Sq, p->scale, dX, q, dk);
         }
         if (p->dv.present) {
             const fattni_matrix d_o = fattni_standard_rows(w->k, &p->d_o, batch, h, x.seq.q0, Sq, p->Dv,
@@ -176,7 +177,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const bool f64 = p->dtype == FATTN_F64;
     const int64_t row_blocks = fattni_ceil_div(p->Sq, FATTNI_STANDARD_ROWS);
     const int64_t key_blocks = fattni_ceil_div(p->Sk, FATTNI_STANDARD_ROWS);
-    job w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = layout_of(p), .blocks = row_blocks};
+    job w = {
+        .ctx = ctx, .p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype), .layout = layout_of(p), .blocks = row_blocks};
     fattni_parallel(ctx, p->B * p->Hq * row_blocks, f64 ? score_gradients_f64 : score_gradients_f32, &w);
     if (p->d_bias.present)
         fattni_parallel(ctx, fattni_distinct(&p->d_bias, 0) * fattni_distinct(&p->d_bias, 1) * bias_blocks(p),

@@ -62,8 +62,8 @@ const cli_command cmd_bench = {
     .name = "bench",
     .operands = "[attention]",
     .summary = "Measure the speed of the attention kernels",
-    .details = "GFLOP/s forward and backward, their share of what OpenBLAS's float32 matrix product\n"
-               "reaches on the same threads in the same run, and their share of the multiply-add\n"
+    .details = "GFLOP/s forward and backward, their share of what a float32 matrix product (OpenBLAS\n"
+               "or oneDNN) reaches on the same threads in the same run, and their share of the multiply-add\n"
                "units' peak. standard is the composition of products and a softmax that stores N x N.\n"
                "Without options: f32, 8 heads of dimension 64, N 128 to 2048, all algorithms.\n"
                "\n"

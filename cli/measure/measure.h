@@ -13,8 +13,8 @@ typedef struct timing {
 typedef fattn_status (*timed)(void *arg);
 fattn_status measure_time(timed run, void *arg, int64_t repeat, double budget, timing *out);
 
-/* FLOP/s of `count` matrix products n x n x n through the library (OpenBLAS on ctx's threads, or
-   cuBLAS), timed until all are done; attention kernels are compared with it. Best of `repeat`. */
+/* FLOP/s of `count` matrix products n x n x n through the library (OpenBLAS or oneDNN on ctx's
+   threads, or cuBLAS), timed until all are done; attention kernels are compared with it. Best of `repeat`. */
 fattn_status measure_product(fattn_ctx *ctx, fattn_dtype dtype, int64_t n, int64_t count, int64_t repeat,
                              double *flops);
 

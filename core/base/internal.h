@@ -49,9 +49,10 @@ struct fattn_ctx {
     fattn_stream stream;
     fattn_stream unrecorded; /* while recording a graph: the stream before */
     bool recording;
-    int cpu_threads;  /* fixed at creation, so that a query and a later call agree */
-    int isa;          /* enum fattni_isa */
-    bool may_use_amx; /* the operating system has said so */
+    int cpu_threads;    /* fixed at creation, so that a query and a later call agree */
+    int isa;            /* enum fattni_isa */
+    bool may_use_amx;   /* the operating system has said so */
+    bool f32_by_onednn; /* products of F32 matrices on the CPU (core/cpu/gemm_cpu.h) */
     int arch_cap, sm_limit;
     fattni_gpu gpu;
     fattni_bf16 bf16;
@@ -108,8 +109,9 @@ void fattni_parallel_on(const fattn_ctx *ctx, int64_t most, int64_t count, fattn
 void fattni_pause(int n);
 int fattni_default_threads(void);
 
-int fattni_cpu_isa(void);    /* best enum fattni_isa of this machine */
-bool fattni_allow_amx(void); /* asks the operating system to let this process use AMX, which it may refuse */
+int fattni_cpu_isa(void);
+bool fattni_cpu_is_intel(void); /* best enum fattni_isa of this machine */
+bool fattni_allow_amx(void);    /* asks the operating system to let this process use AMX, which it may refuse */
 const char *fattni_isa_name(int isa);
 
 #endif

@@ -11,8 +11,7 @@
 #include <stdio.h>
 
 static fattn_status open_cpu(fattn_ctx *ctx) {
-    const char *const warning = fattni_gemm_warning(fattni_cpu_isa());
-    if (warning && ctx->log) ctx->log(ctx->log_user, FATTN_LOG_WARN, warning);
+    fattni_gemm_open(ctx);
     return FATTN_OK;
 }
 

@@ -67,6 +67,15 @@ int fattni_cpu_isa(void) {
     return FATTNI_ISA_BASELINE;
 }
 
+bool fattni_cpu_is_intel(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
+
 const char *fattni_isa_name(int isa) {
     switch (isa) {
     case FATTNI_ISA_AMXFP16: return "amxfp16";

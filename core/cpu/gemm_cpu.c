@@ -1,8 +1,17 @@
 #include "core/cpu/gemm_cpu.h"
 
+#include "core/cpu/with_onednn.h"
+
 #include <cblas.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Of F32 matrices, beside OpenBLAS. The first one is used. */
+static fattni_f32_library *const f32_libraries[] = {FATTNI_WITH_ONEDNN(fattni_onednn_f32, ) NULL};
+
+/* Smaller products are faster by OpenBLAS (bench/results/cpu_linear_f32.txt). */
+static const double LEAST_PRODUCT = 32 * 32 * 32;
 
 /* Sizes of a block of C, largest first: large enough for OpenBLAS to run at full speed, small
    enough that a small transformer still has work for 16 threads. With few blocks K is split as
@@ -71,14 +80,20 @@ static void begin_rows(const fattni_gemm *g) {
     }
 }
 
-void fattni_gemm_task(const fattni_gemm *g) {
+static bool by_onednn(const fattn_ctx *ctx, const fattni_gemm *g, double beta) {
+    if (!ctx->f32_by_onednn || g->dtype != FATTN_F32) return false;
+    return (double)g->M * (double)g->N * (double)g->K >= LEAST_PRODUCT && f32_libraries[0](g, beta);
+}
+
+void fattni_gemm_task(const fattn_ctx *ctx, const fattni_gemm *g) {
     if (g->M <= 0 || g->N <= 0) return;
-    warm_up(g->dtype);
     double beta = g->beta;
     if (g->row || g->onto) {
         begin_rows(g);
         beta = 1;
     }
+    if (by_onednn(ctx, g, beta)) return;
+    warm_up(g->dtype);
     const CBLAS_TRANSPOSE ta = g->trans_a ? CblasTrans : CblasNoTrans;
     const CBLAS_TRANSPOSE tb = g->trans_b ? CblasTrans : CblasNoTrans;
     const blasint M = (blasint)g->M, N = (blasint)g->N, K = (blasint)g->K;
@@ -105,13 +120,14 @@ static fattni_gemm block_of(const fattni_gemm *g, const blocking *s, int64_t blo
 
 int64_t fattni_gemm_blocks(const fattni_gemm *g) { return blocking_of(g, false).blocks; }
 
-void fattni_gemm_block(const fattni_gemm *g, int64_t block) {
+void fattni_gemm_block(const fattn_ctx *ctx, const fattni_gemm *g, int64_t block) {
     const blocking s = blocking_of(g, false);
     const fattni_gemm part = block_of(g, &s, block);
-    fattni_gemm_task(&part);
+    fattni_gemm_task(ctx, &part);
 }
 
 typedef struct job {
+    const fattn_ctx *ctx;
     const fattni_gemm *g;
     blocking s;
 } job;
@@ -120,7 +136,7 @@ static void run_block(void *arg, int64_t task, int thread) {
     (void)thread;
     const job *j = arg;
     const fattni_gemm part = block_of(j->g, &j->s, task);
-    fattni_gemm_task(&part);
+    fattni_gemm_task(j->ctx, &part);
 }
 
 /* Part p of K of one block, into slice p of the workspace [parts, M, N]. */
@@ -137,7 +153,7 @@ static void run_part(void *arg, int64_t task, int thread) {
     part.K = g->K * (p + 1) / j->s.parts - k;
     part.a = at(g, part.a, k * (g->trans_a ? g->lda : 1));
     part.b = at(g, part.b, k * (g->trans_b ? 1 : g->ldb));
-    fattni_gemm_task(&part);
+    fattni_gemm_task(j->ctx, &part);
 }
 
 enum { ROWS_PER_SUM = 32 };
@@ -174,7 +190,7 @@ size_t fattni_gemm_workspace(const fattni_gemm *g) {
 }
 
 void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g) {
-    job j = {.g = g, .s = blocking_of(g, g->workspace != NULL)};
+    job j = {.ctx = ctx, .g = g, .s = blocking_of(g, g->workspace != NULL)};
     if (j.s.parts > 1) {
         fattni_parallel(ctx, j.s.parts * j.s.blocks, run_part, &j);
         fattni_parallel(ctx, fattni_ceil_div(g->M, ROWS_PER_SUM), sum_parts, &j);
@@ -183,13 +199,32 @@ void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g) {
     }
 }
 
-/* OpenBLAS chooses its kernels when it is loaded, by the model of the CPU. On one that is younger
-   it falls back to SSE3: an eighth of the speed on one with AVX-512. */
-const char *fattni_gemm_warning(int isa) {
-    if (isa < FATTNI_ISA_AVX2 || strcmp(openblas_get_corename(), "Prescott") != 0) return NULL;
-    return isa >= FATTNI_ISA_AVX512
-               ? "OpenBLAS does not know this CPU and multiplies matrices without AVX-512, several "
-                 "times slower: start the program with OPENBLAS_CORETYPE=SkylakeX"
-               : "OpenBLAS does not know this CPU and multiplies matrices without AVX2, several "
-                 "times slower: start the program with OPENBLAS_CORETYPE=Haswell";
+/* OpenBLAS chooses its kernels when it is loaded, by the model of the CPU. On one that is younger it falls back to
+   SSE3: an eighth of the speed on one with AVX-512. */
+static bool is_unknown_to_openblas(int isa) {
+    return isa >= FATTNI_ISA_AVX2 && strcmp(openblas_get_corename(), "Prescott") == 0;
+}
+
+/* oneDNN chooses its code by what a CPU can do. On Intel's with AVX-512 it is also faster than OpenBLAS's kernels for
+   these. On one with AMX it asks the operating system for that: only in contexts that may use it. Otherwise the choice
+   is not the context's: like OpenBLAS, it looks at the CPU, not at arch_cap. */
+static bool gains_by_onednn(const fattn_ctx *ctx, int isa, bool unknown) {
+    const bool may_ask = ctx->isa >= FATTNI_ISA_AMX && !(ctx->flags & FATTN_CTX_F32_PRODUCTS);
+    if (!f32_libraries[0] || (isa >= FATTNI_ISA_AMX && !may_ask)) return false;
+    return unknown || (isa >= FATTNI_ISA_AVX512 && fattni_cpu_is_intel());
+}
+
+void fattni_gemm_open(fattn_ctx *ctx) {
+    const int isa = fattni_cpu_isa();
+    const bool unknown = is_unknown_to_openblas(isa);
+    ctx->f32_by_onednn = gains_by_onednn(ctx, isa, unknown);
+    if (!unknown || !ctx->log) return;
+    char text[192];
+    snprintf(
+        text, sizeof text,
+        "OpenBLAS does not know this CPU and multiplies %s without %s, several times slower: start the program with "
+        "OPENBLAS_CORETYPE=%s",
+        ctx->f32_by_onednn ? "F64 matrices" : "matrices", isa >= FATTNI_ISA_AVX512 ? "AVX-512" : "AVX2",
+        isa >= FATTNI_ISA_AVX512 ? "SkylakeX" : "Haswell");
+    ctx->log(ctx->log_user, FATTN_LOG_WARN, text);
 }

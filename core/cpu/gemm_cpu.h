@@ -1,4 +1,4 @@
-/* Matrix products of the CPU, through OpenBLAS, bitwise independent of the thread count. */
+/* Matrix products of the CPU, through OpenBLAS or oneDNN, bitwise independent of the thread count. */
 #ifndef FATTNI_CORE_CPU_GEMM_CPU_H
 #define FATTNI_CORE_CPU_GEMM_CPU_H
 
@@ -28,11 +28,16 @@ size_t fattni_gemm_workspace(const fattni_gemm *g);
 void fattni_gemm_cpu(const fattn_ctx *ctx, const fattni_gemm *g);
 /* The blocks of C one by one, for callers with tasks of their own; K is not split. */
 int64_t fattni_gemm_blocks(const fattni_gemm *g);
-void fattni_gemm_block(const fattni_gemm *g, int64_t block);
+void fattni_gemm_block(const fattn_ctx *ctx, const fattni_gemm *g, int64_t block);
 /* On the calling thread; for use inside a task. */
-void fattni_gemm_task(const fattni_gemm *g);
+void fattni_gemm_task(const fattn_ctx *ctx, const fattni_gemm *g);
 
-/* NULL, or an error message: OpenBLAS does not know this machine of that instruction set. */
-const char *fattni_gemm_warning(int isa);
+/* A library's product of F32 matrices on the calling thread, with this beta. False: it has no memory, and c is what it
+   was. */
+typedef bool fattni_f32_library(const fattni_gemm *g, double beta);
+extern fattni_f32_library fattni_onednn_f32; /* in builds with oneDNN */
+
+/* For a new context: decides who multiplies F32 matrices, and tells its log if OpenBLAS does not know the CPU. */
+void fattni_gemm_open(fattn_ctx *ctx);
 
 #endif

@@ -1,9 +1,9 @@
-/* Products of BF16 matrices by oneDNN 2.6 and later, 3 included: the only user of it.
+/* Products of BF16 and F32 matrices by oneDNN 2.6 and later, 3 included: the only user of it.
 
-   Sizes and pitches are given when a product runs, so that four primitives, one for each pair of transposes, serve
-   all shapes: nothing is compiled per shape. A product runs on the calling thread, for fattni_parallel sets OpenMP's
-   number of threads to 1 in its tasks. oneDNN takes memory from malloc: the primitives, and during a product the
-   packed blocks of its operands; README.md has their size. */
+   BF16: sizes and pitches are given when a product runs, so that four primitives, one for each pair of transposes,
+   serve all shapes: nothing is compiled per shape. A product runs on the calling thread, for fattni_parallel sets
+   OpenMP's number of threads to 1 in its tasks. oneDNN takes memory from malloc: the primitives, and during a product
+   the packed blocks of its operands; README.md has their size. */
 #include "core/cpu/gemm_bf16.h"
 
 #include "core/tensor/numeric.h"
@@ -171,6 +171,12 @@ static bool multiply(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) 
         memset((float *)g->c + m * g->ldc, 0, (size_t)g->N * sizeof(float));
     add_last_terms(g);
     return true;
+}
+
+/* F32: oneDNN's older interface, without objects, for any sizes. Row-major. */
+bool fattni_onednn_f32(const fattni_gemm *g, double beta) {
+    return dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->M, g->N, g->K, (float)g->alpha, g->a, g->lda,
+                      g->b, g->ldb, (float)beta, g->c, g->ldc) == dnnl_success;
 }
 
 const fattni_bf16_library fattni_onednn = {open_onednn, close_onednn, multiply};

@@ -58,9 +58,9 @@ fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_arr
 }
 
 /* c of rows of N. */
-static fattni_gemm product(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
+static fattni_gemm product(fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
                            fattni_matrix b, void *c) {
-    return (fattni_gemm){.dtype = k->dtype,
+    return (fattni_gemm){.dtype = dtype,
                          .M = M,
                          .N = N,
                          .K = K,
@@ -73,26 +73,26 @@ static fattni_gemm product(const fattni_cpu_kernels *k, int64_t M, int64_t N, in
                          .ldc = N};
 }
 
-void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
-                          fattni_matrix b, void *c, int64_t ldc) {
-    fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
+void fattni_standard_a_bt(const fattn_ctx *ctx, fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha,
+                          fattni_matrix a, fattni_matrix b, void *c, int64_t ldc) {
+    fattni_gemm g = product(dtype, M, N, K, alpha, a, b, c);
     g.trans_b = true;
     g.ldc = ldc;
-    fattni_gemm_task(&g);
+    fattni_gemm_task(ctx, &g);
 }
 
-void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
-                         fattni_matrix b, void *c) {
-    const fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
-    fattni_gemm_task(&g);
+void fattni_standard_a_b(const fattn_ctx *ctx, fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha,
+                         fattni_matrix a, fattni_matrix b, void *c) {
+    const fattni_gemm g = product(dtype, M, N, K, alpha, a, b, c);
+    fattni_gemm_task(ctx, &g);
 }
 
-void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
+void fattni_standard_add_at_b(const fattn_ctx *ctx, fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha,
                               fattni_matrix a, fattni_matrix b, void *c) {
-    fattni_gemm g = product(k, M, N, K, alpha, a, b, c);
+    fattni_gemm g = product(dtype, M, N, K, alpha, a, b, c);
     g.trans_a = true;
     g.beta = 1;
-    fattni_gemm_task(&g);
+    fattni_gemm_task(ctx, &g);
 }
 
 #define BODY "core/materialized/standard.inc"

@@ -53,13 +53,13 @@ fattni_matrix fattni_standard_rows(const fattni_cpu_kernels *k, const fattni_arr
 
 /* Products of one block, as tasks need them; all operands are reals of k's dtype. */
 /* c[M, N] = alpha a b^T, K columns each; `ldc` apart. */
-void fattni_standard_a_bt(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
-                          fattni_matrix b, void *c, int64_t ldc);
+void fattni_standard_a_bt(const fattn_ctx *ctx, fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha,
+                          fattni_matrix a, fattni_matrix b, void *c, int64_t ldc);
 /* c[M, N] = alpha a[M, K] b[K, N] */
-void fattni_standard_a_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha, fattni_matrix a,
-                         fattni_matrix b, void *c);
+void fattni_standard_a_b(const fattn_ctx *ctx, fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha,
+                         fattni_matrix a, fattni_matrix b, void *c);
 /* c[M, N] += alpha a[K, M]^T b[K, N] */
-void fattni_standard_add_at_b(const fattni_cpu_kernels *k, int64_t M, int64_t N, int64_t K, double alpha,
+void fattni_standard_add_at_b(const fattn_ctx *ctx, fattn_dtype dtype, int64_t M, int64_t N, int64_t K, double alpha,
                               fattni_matrix a, fattni_matrix b, void *c);
 
 /* out[rows, keys] = P where kept, else 0. P is of that dtype; its rows and the mask's are `ld`

@@ -30,6 +30,7 @@ static layout layout_of(const fattni_problem *p) {
 }
 
 typedef struct job {
+    const fattn_ctx *ctx;
     const fattni_problem *p;
     const fattni_cpu_kernels *k;
     layout layout;
@@ -49,7 +50,8 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
-    job w = {.p = p,
+    job w = {.ctx = ctx,
+             .p = p,
              .k = fattni_cpu_kernels_of(ctx, p->dtype),
              .layout = layout_of(p),
              .blocks = fattni_ceil_div(p->Sq, FATTNI_STANDARD_ROWS)};

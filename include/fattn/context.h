@@ -49,9 +49,10 @@ enum {
                                 and sums are F32, as in all GPU kernels. Errors are those of a GPU, and AMX is two to
                                 three times as fast in BF16; and with either oneDNN multiplies the tape's BF16 tensors.
                                 Other CPUs always multiply F32 numbers. On a GPU: FATTN_E_UNSUPPORTED. The first such
-                                call asks Linux to let the process use AMX; from then on sigaltstack refuses stacks
-                                smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a thread has a smaller one before,
-                                AMX is refused, and the log says so */
+                                call, or product of F32 matrices by oneDNN, asks Linux to let the process use AMX; from
+                                then on sigaltstack refuses stacks smaller than getauxval(AT_MINSIGSTKSZ), 12 KB. If a
+                                thread has a smaller one before, AMX is refused, and the log says so. With this flag, or
+                                an arch_cap below AMX, nothing asks: OpenBLAS multiplies F32 matrices there */
     FATTN_CTX_TF32 = 1u << 4,          /* F32 on a GPU may round operands of products to TF32: as if every call on this
                                 context had FATTN_TF32, and the tape's matrix products, too. On the CPU it changes
                                 nothing */

@@ -1,6 +1,7 @@
 /* Matrix products against sums in double, with the standard bound of a dot product's rounding error, for every
    transpose, ragged blocks, pitches, and the split of a long K. */
 #include "core/cpu/gemm_cpu.h"
+#include "core/cpu/with_onednn.h"
 
 #include <criterion/criterion.h>
 #include <fattn/fattn.h>
@@ -21,12 +22,25 @@ static const shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+/* Those that can multiply F32 matrices, and the one of these that contexts use. */
+static const bool by_onednn[] = {false, FATTNI_WITH_ONEDNN(true, )};
+enum { LIBRARIES = sizeof by_onednn / sizeof *by_onednn };
+static int library;
+
 static fattn_ctx *context(int threads) {
     const fattn_ctx_options o = {.struct_size = sizeof o, .cpu_threads = threads};
     fattn_ctx *ctx;
     cr_assert_eq(fattn_ctx_create(&o, &ctx), FATTN_OK);
+    ctx->f32_by_onednn = by_onednn[library];
     return ctx;
 }
+
+#define EACH_LIBRARY(name)                                                                                             \
+    static void name(void);                                                                                            \
+    Test(gemm, name) {                                                                                                 \
+        for (library = 0; library < LIBRARIES; ++library) name();                                                      \
+    }                                                                                                                  \
+    static void name(void)
 
 static double value(int64_t i) { /* in (-1, 1), not symmetric */
     const uint64_t x = (uint64_t)i * 0x9e3779b97f4a7c15u;
@@ -113,7 +127,7 @@ static void check(const product *p, const void *before) {
     }
 }
 
-Test(gemm, agrees_with_sums_in_double) {
+EACH_LIBRARY(agrees_with_sums_in_double) {
     static const struct {
         double beta;
         bool row, onto, split;
@@ -135,7 +149,7 @@ Test(gemm, agrees_with_sums_in_double) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(gemm, beta_zero_ignores_what_was_there) {
+EACH_LIBRARY(beta_zero_ignores_what_was_there) {
     fattn_ctx *ctx = context(2);
     for (int i = 0; i < SHAPES * 2; ++i) {
         product p = make(FATTN_F32, &shapes[i / 2], false, true, 0, false, i & 1);
@@ -149,7 +163,7 @@ Test(gemm, beta_zero_ignores_what_was_there) {
     fattn_ctx_destroy(ctx);
 }
 
-Test(gemm, bits_do_not_depend_on_threads) {
+EACH_LIBRARY(bits_do_not_depend_on_threads) {
     const shape large[] = {{129, 257, 2048}, {1031, 515, 77}, {128, 128, 9001}};
     const int threads[] = {1, 2, 3, 8};
     for (int i = 0; i < 12; ++i) {
@@ -169,26 +183,48 @@ Test(gemm, bits_do_not_depend_on_threads) {
     }
 }
 
-/* As in an op's tasks, where OpenBLAS has one thread: with several threads it splits a block, and some of its kernels
-   round differently at the edges. */
+/* As in an op's tasks, where a library has one thread: with several threads OpenBLAS splits a block, and some of its
+   kernels round differently at the edges. */
+typedef struct backwards {
+    const fattn_ctx *ctx;
+    const fattni_gemm *g;
+} backwards;
 static void all_blocks_backwards(void *arg, int64_t task, int thread) {
     (void)task, (void)thread;
-    const fattni_gemm *g = arg;
-    for (int64_t b = fattni_gemm_blocks(g); b-- > 0;) fattni_gemm_block(g, b);
+    const backwards *const x = arg;
+    for (int64_t b = fattni_gemm_blocks(x->g); b-- > 0;) fattni_gemm_block(x->ctx, x->g, b);
 }
 
-Test(gemm, blocks_make_the_whole) {
+EACH_LIBRARY(blocks_make_the_whole) {
     fattn_ctx *ctx = context(2);
     const shape s = {300, 515, 40};
     product whole = make(FATTN_F32, &s, false, false, 0, true, false);
     product pieces = make(FATTN_F32, &s, false, false, 0, true, false);
     fattni_gemm_cpu(ctx, &whole.g);
     cr_assert_gt(fattni_gemm_blocks(&pieces.g), 4);
-    fattni_parallel(ctx, 1, all_blocks_backwards, &pieces.g);
+    fattni_parallel(ctx, 1, all_blocks_backwards, &(backwards){ctx, &pieces.g});
     cr_assert(memcmp(whole.c, pieces.c, (size_t)(s.M * whole.g.ldc) * sizeof(float)) == 0);
     drop(&whole);
     drop(&pieces);
     fattn_ctx_destroy(ctx);
+}
+
+/* Each library rounds in an order of its own: that the choice has an effect, where both are there. */
+Test(gemm, a_context_has_one_library) {
+    const shape s = {128, 200, 700};
+    void *c[2] = {NULL};
+    if (LIBRARIES < 2) cr_skip("built without oneDNN");
+    for (library = 0; library < LIBRARIES; ++library) {
+        fattn_ctx *const ctx = context(1);
+        product p = make(FATTN_F32, &s, false, false, 0, false, false);
+        const size_t bytes = (size_t)(s.M * p.g.ldc) * sizeof(float);
+        fattni_gemm_cpu(ctx, &p.g);
+        c[library] = memcpy(malloc(bytes), p.c, bytes);
+        drop(&p);
+        fattn_ctx_destroy(ctx);
+    }
+    cr_assert_neq(memcmp(c[0], c[1], (size_t)(s.M * s.N) * sizeof(float)), 0);
+    free(c[0]), free(c[1]);
 }
 
 Test(gemm, long_sums_over_a_small_result_are_split) {

@@ -1,5 +1,5 @@
-/* Products through OpenBLAS: K of one product is split, several products are tasks side by side. Those of BF16 operands
-   are core/cpu/gemm_bf16.h's. */
+/* Products through OpenBLAS or oneDNN: K of one product is split, several products are tasks side by side. Those of
+   BF16 operands are core/cpu/gemm_bf16.h's. */
 #include "autograd_c/ops/matrix/product.h"
 #include "core/cpu/gemm_bf16.h"
 
@@ -9,6 +9,7 @@ static size_t workspace_of(const fattn_ctx *ctx, fattn_dtype operands, const fat
 }
 
 typedef struct job {
+    const fattn_ctx *ctx;
     const fattni_batched_product *p;
     int64_t blocks; /* of a batch */
 } job;
@@ -21,7 +22,7 @@ static void run_block(void *arg, int64_t task, int thread) {
     g.a = (const char *)g.a + fattni_row(&j->p->a, batch) * size;
     g.b = (const char *)g.b + fattni_row(&j->p->b, batch) * size;
     g.c = (char *)g.c + fattni_row(&j->p->c, batch) * size;
-    fattni_gemm_block(&g, task % j->blocks);
+    fattni_gemm_block(j->ctx, &g, task % j->blocks);
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *workspace, bool *onto_added) {
@@ -36,7 +37,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_batched_product *p, void *w
         g.workspace = fattni_carve(&workspace, bytes);
         fattni_gemm_cpu(ctx, &g);
     } else {
-        job j = {.p = p, .blocks = fattni_gemm_blocks(&p->first)};
+        job j = {.ctx = ctx, .p = p, .blocks = fattni_gemm_blocks(&p->first)};
         fattni_parallel(ctx, p->c.count * j.blocks, run_block, &j);
     }
     return FATTN_OK;
