@@ -1,4 +1,5 @@
-# FATTN_HAVE_ONEDNN: whether oneDNN multiplies BF16 matrices on CPUs with AMX or AVX512-BF16. From Debian: libdnnl-dev.
+# FATTN_HAVE_ONEDNN: whether oneDNN multiplies BF16 and F32 matrices on some CPUs (core/README.md). From Debian:
+# libdnnl-dev.
 # Its own CMake package is not used, for Debian's needs the headers of OpenCL. The tests have run with 2.6.3 and 3.2.
 set(FATTN_HAVE_ONEDNN OFF)
 if(NOT FATTN_ONEDNN STREQUAL "OFF")

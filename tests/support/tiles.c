@@ -165,7 +165,8 @@ static double largest(const fattn_tensor *t) {
    and L, which the baseline does not compute, P and dP have errors of that many half units, and results
    computed from them the same relative error. dP and delta are sums whose roundings, in units of their size
    sqrt(k) after k terms, add up to Dv / sqrt(6): a G that should be 0 has an error of three times that, times
-   elements of size 4. Errors summed over rows add up as a random walk, also where the sum itself is 0. */
+   elements of size 4. Errors summed over rows, and over keys that share a bias, add up as a random walk, also where the
+   sum itself is 0. */
 static double granted(const attention *want, enum tensor_id id) {
     const attention_case *const c = &want->c;
     const int64_t off = c->q_pos0 - c->k_pos0, reach = c->Sq + c->Sk + (off < 0 ? -off : off);
@@ -176,7 +177,9 @@ static double granted(const attention *want, enum tensor_id id) {
     const double scale = c->scale > 0 ? (double)c->scale : 1 / sqrt((double)c->D);
     const double rest = 3 * Dv / sqrt(6) / (1 - (double)c->dropout_p);
     const bool sums = id == T_D_BIAS || id == T_D_SINK, products = id == T_DQ || id == T_DK;
-    const double walk = sums ? sqrt((double)(c->B * c->Hq * c->Sq + 1)) : 1;
+    const double rows = (double)(c->B * c->Hq * c->Sq), numbers = (double)fattn_tensor_numel(&want->t[id]);
+    const double terms = id == T_D_BIAS ? fmax(rows, rows * (double)c->Sk / fmax(numbers, 1)) : rows;
+    const double walk = sums ? sqrt(terms + 1) : 1;
     const double cancelled = products ? 4 * scale * rest : sums ? walk * rest : 0;
     return 0x1p-24 * fmax(fmax(chains, cancelled), size * fmax(walk, fmax(1, largest(&want->t[id]))));
 }
