@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 static const char core_type[] = "OPENBLAS_CORETYPE";
@@ -15,12 +16,13 @@ static void find_kernels(void *user, fattn_log level, const char *text) {
 }
 
 /* OpenBLAS reads that variable when it is loaded. So the program starts again with it, unless the user has set it;
-   where it cannot, commands go on and warn. */
+   where it cannot, commands go on and warn. Started by hand, the dynamic loader is what /proc/self/exe names, and has
+   no loader below it. */
 static void restart_with_kernels(char **argv) {
     char kernels[32] = "";
     const fattn_ctx_options o = {.struct_size = sizeof o, .log = find_kernels, .log_user = kernels};
     fattn_ctx *ctx;
-    if (getenv(core_type) || fattn_ctx_create(&o, &ctx)) return;
+    if (getenv(core_type) || !getauxval(AT_BASE) || fattn_ctx_create(&o, &ctx)) return;
     fattn_ctx_destroy(ctx);
     if (*kernels && !setenv(core_type, kernels, 1)) execv("/proc/self/exe", argv);
 }
