@@ -12,7 +12,7 @@ static const char core_type[] = "OPENBLAS_CORETYPE";
 /* A context's log names the kernels of an OpenBLAS that does not know the CPU. */
 static void find_kernels(void *user, fattn_log level, const char *text) {
     const char *const at = strstr(text, core_type);
-    if (level == FATTN_LOG_WARN && at) sscanf(at + sizeof core_type, "%31s", (char *)user);
+    if (level == FATTN_LOG_WARN && at && sscanf(at + sizeof core_type, "%31s", (char *)user) != 1) *(char *)user = 0;
 }
 
 /* OpenBLAS reads that variable when it is loaded. So the program starts again with it, unless the user has set it;
