@@ -109,9 +109,9 @@ void fattni_parallel_on(const fattn_ctx *ctx, int64_t most, int64_t count, fattn
 void fattni_pause(int n);
 int fattni_default_threads(void);
 
-int fattni_cpu_isa(void);
-bool fattni_cpu_is_intel(void); /* best enum fattni_isa of this machine */
-bool fattni_allow_amx(void);    /* asks the operating system to let this process use AMX, which it may refuse */
+int fattni_cpu_isa(void); /* best enum fattni_isa of this machine */
+bool fattni_cpu_is_intel(void);
+bool fattni_allow_amx(void); /* asks the operating system to let this process use AMX, which it may refuse */
 const char *fattni_isa_name(int isa);
 
 #endif
