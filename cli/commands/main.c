@@ -24,7 +24,11 @@ static void restart_with_kernels(char **argv) {
     fattn_ctx *ctx;
     if (getenv(core_type) || !getauxval(AT_BASE) || fattn_ctx_create(&o, &ctx)) return;
     fattn_ctx_destroy(ctx);
-    if (*kernels && !setenv(core_type, kernels, 1)) execv("/proc/self/exe", argv);
+    char path[4096]; /* by the link itself the process would be called "exe" */
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (!*kernels || length <= 0 || setenv(core_type, kernels, 1)) return;
+    path[length] = 0;
+    execv(path, argv);
 }
 
 int main(int argc, char **argv) {
