@@ -16,13 +16,9 @@
 
 /* ---- chains: column blocks add to dQ in ascending order ---- */
 
-static int64_t row_block(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
-    return (b * w->p->Hq + h) * w->row_blocks + i0 / w->k->rows;
-}
-
 /* Of a block of rows: the number of the column block that may add to its dQ; 0 at first. */
 static atomic_int *dq_semaphore_of(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
-    return (atomic_int *)((char *)w->p->workspace + w->dq_semaphores) + row_block(w, b, h, i0);
+    return (atomic_int *)((char *)w->p->workspace + w->dq_semaphores) + fattni_bwd_row_block(w, b, h, i0);
 }
 
 /* Tasks begin in ascending order, and column blocks of one head are in that order: the one waited for
@@ -207,7 +203,7 @@ static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
     const size_t bytes = fattni_bwd_dq_bytes(w);
     if (w->keeps_dq && w->chained)
-        return (char *)w->p->workspace + w->shared_dq + (size_t)row_block(w, r->b, r->h, r->i0) * bytes;
+        return (char *)w->p->workspace + w->shared_dq + (size_t)fattni_bwd_row_block(w, r->b, r->h, r->i0) * bytes;
     return r->scratch + w->layout.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 

@@ -63,7 +63,7 @@ void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g) {
 }
 
 float *fattni_bwd_capped_sums(const fattni_bwd *w, const fattni_bwd_rows *r) {
-    const int64_t block = (r->b * w->p->Hq + r->h) * w->row_blocks + r->i0 / w->k->rows;
+    const int64_t block = fattni_bwd_row_block(w, r->b, r->h, r->i0);
     return (float *)((char *)w->p->workspace + w->capped_sums) + block * 3 * w->k->rows;
 }
 

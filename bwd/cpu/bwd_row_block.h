@@ -60,6 +60,11 @@ static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
     return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->layout.bytes;
 }
 
+/* The number of a block of rows among all of the call. */
+static inline int64_t fattni_bwd_row_block(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
+    return (b * w->p->Hq + h) * w->row_blocks + i0 / w->k->rows;
+}
+
 /* Where delta, m and log l of a row lie in their parts of the workspace, in reals. */
 int64_t fattni_bwd_row_at(const fattni_problem *p, int64_t batch, int64_t h, int64_t row);
 double fattni_bwd_delta(const fattni_bwd *w, int64_t batch, int64_t h, int64_t row);

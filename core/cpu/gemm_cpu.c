@@ -219,7 +219,7 @@ void fattni_gemm_open(fattn_ctx *ctx) {
     const bool unknown = is_unknown_to_openblas(isa);
     ctx->f32_by_onednn = gains_by_onednn(ctx, isa, unknown);
     if (!unknown || !ctx->log) return;
-    char text[192];
+    char text[192]; /* cli/commands/main.c reads the variable's value from it */
     snprintf(
         text, sizeof text,
         "OpenBLAS does not know this CPU and multiplies %s without %s, several times slower: start the program with "
