@@ -7,6 +7,11 @@ if(CMAKE_C_COMPILER_ID MATCHES "Clang") # -Wconversion as in gcc; omp simd is on
 endif()
 # Nobody reads errno after a function of libm: without it a square root is an instruction, and one of vectors in loops.
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fno-math-errno>")
+# gcc's pass that ends code for AVX with vzeroupper belongs to these, which -O0 and -O1 leave out: on Intel's CPUs the
+# caller's code for SSE would be many times slower.
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fexpensive-optimizations>")
+endif()
 # a*b+c is two roundings unless the code says that it is one (core/cpu/vector.inc): compilers would contract a loop's
 # unrolled part and its rest differently, and each of them its own way.
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:-ffp-contract=off>")
