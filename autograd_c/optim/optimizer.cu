@@ -215,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ADAMW_BLOCKS)
             *(uint2 *)((uint16_t *)p->value + i) =
                 r.stochastic ? round_stochastic(w, p, &r, i) : round_nearest(w, p->value_dtype);
     }
+    if (p->keeps) return;
     const float zeros[4] = {0, 0, 0, 0};
     store_four(p->grad, i, zeros);
 }

@@ -87,5 +87,7 @@ const fattni_optimizer_slot *fattni_optimizer_slot_of(fattni_optimizer *a, int i
 fattn_status fattni_optimizer_master(const fattni_optimizer *a, int i, fattn_tensor *view);
 
 static inline bool fattni_is_frozen(const fattn_param *p) { return p->flags & FATTN_PARAM_FROZEN; }
+/* Whether the gradient stays after a step. */
+static inline bool fattni_is_one_pass(const fattn_param *p) { return p->flags & FATTN_PARAM_ONE_PASS; }
 
 #endif

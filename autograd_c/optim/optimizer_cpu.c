@@ -76,7 +76,7 @@ typedef struct rule {
 typedef struct update_job {
     fattni_optimizer *a;
     rule decayed, plain;
-    bool skip; /* the norm is not finite: only zero the gradients */
+    bool skip; /* the norm is not finite: no update */
 } update_job;
 
 static FATTNI_CLONED void update_f32(const rule *r, float *p, const float *g, float *m, float *v, int64_t n) {
@@ -186,6 +186,7 @@ static FATTNI_CLONED void run_update(void *arg, int64_t chunk, int thread) {
     if (fattni_is_frozen(part.slot->param) || !is_own(&part)) return;
     const bool decays = !(part.slot->param->flags & FATTN_PARAM_NO_DECAY);
     if (!job->skip) update_piece(decays ? &job->decayed : &job->plain, &part);
+    if (fattni_is_one_pass(part.slot->param)) return;
     const size_t size = fattn_dtype_size((fattn_dtype)grad->dtype);
     memset((char *)grad->data + (size_t)part.begin * size, 0, (size_t)(part.end - part.begin) * size);
 }

@@ -40,6 +40,7 @@ static fattni_optimizer_part part_of(const fattni_optimizer *a, const fattni_opt
         .narrow = s->is_half && !s->has_master,
         .decays = !(p->flags & FATTN_PARAM_NO_DECAY),
         .frozen = fattni_is_frozen(p),
+        .keeps = fattni_is_one_pass(p),
         .packs = p->grad.dtype == FATTN_F32 && is_aligned(p->grad.data, 16) &&
                  is_aligned(p->value.data, s->is_half ? 8 : 16),
     };

@@ -14,6 +14,7 @@ typedef struct fattni_optimizer_part {
     bool decays : 1, frozen : 1;
     bool narrow : 1; /* the value has 16 bits and no master */
     bool packs : 1;  /* F32 moments and gradients, all aligned: four elements at a time */
+    bool keeps : 1;  /* the gradient is not zeroed */
 } fattni_optimizer_part;
 
 /* So many parameters as fit the 4 KiB of a launch, so that one launch serves most of a model; kernels of

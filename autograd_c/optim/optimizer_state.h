@@ -26,7 +26,7 @@ typedef struct fattni_optimizer_state {
     double lr, norm;                  /* norm of the last step, of the gradients without the scale */
     double factor, rate, correction2; /* of the step in progress: factor = clip/scale, rate = lr/(1-beta1^t) */
     int64_t step;
-    int64_t skip;            /* the norm is not finite: the step only zeroes the gradients */
+    int64_t skip;            /* the norm is not finite: the step updates nothing */
     int64_t finite, skipped; /* steps: in a row, since the scale changed; of all */
     float scale;             /* of the loss, and so of the gradients, until the next step; 1: none */
     int32_t arrived;         /* on a GPU: blocks of a launch that have written their norms; 0 between launches */

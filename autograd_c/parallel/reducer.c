@@ -562,9 +562,17 @@ fattn_status fattni_reducer_check(const fattn_reducer *r, fattn_ctx *ctx, const 
                           who);
 }
 
+/* Whether the bucket's gradients stay after a step (FATTN_PARAM_ONE_PASS). */
+static bool stays(const fattn_reducer *r, const bucket *b) {
+    bool all = true;
+    for (int i = b->first; i <= b->last; ++i) all = all && r->slots[i].param->flags & FATTN_PARAM_ONE_PASS;
+    return all;
+}
+
 fattn_status fattni_reducer_zero_others(fattn_reducer *r) {
     for (int k = 0; k < r->n_buckets; ++k) {
         const bucket *const b = &r->buckets[k];
+        if (stays(r, b)) continue;
         const size_t size = fattn_dtype_size(b->dtype);
         const int64_t begin = b->begins[r->rank], past = b->begins[r->rank + 1];
         const size_t before = (size_t)begin * size, after = (size_t)(b->count - past) * size;

@@ -162,6 +162,7 @@ fattn_var fattn_use(fattn_tape *t, fattn_param *p) {
     v->is_frozen = p->flags & FATTN_PARAM_FROZEN;
     if (!v->is_frozen) {
         v->wants_grad = v->is_param = true;
+        v->one_pass = p->flags & FATTN_PARAM_ONE_PASS;
         v->param = p;
         v->grad = p->grad;
         v->cover.all = true;
@@ -535,7 +536,10 @@ static fattn_status begin_reduction(fattn_tape *t) {
 }
 
 static fattn_status reduce_inputs(fattn_tape *t, const fattni_node *n) {
-    for (int i = 0; i < n->call.n_in; ++i) FATTNI_TRY(fattni_reducer_used(t->reducer, param_of(t, n, i)));
+    for (int i = 0; i < n->call.n_in; ++i) {
+        if (n->in[i]) FATTNI_TRY(fattni_grad_finish(t, n->in[i]));
+        FATTNI_TRY(fattni_reducer_used(t->reducer, param_of(t, n, i)));
+    }
     return FATTN_OK;
 }
 
@@ -557,6 +561,7 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar, const fattn_tensor
     uint8_t fresh;
     if (from) FATTNI_TRY(check_seed(t->ctx, &v->value, from, &given));
     t->ran_back = true;
+    FATTNI_TRY(fattni_grads_begin(t));
     t->variables[v->base].reached = true;
     FATTNI_TRY(fattni_grad_open(t, scalar.id, &seed, &fresh));
     FATTNI_TRY(from ? fattni_accumulate(t->ctx, &seed, &given, fresh) : fattni_fill(t->ctx, &seed, 1, fresh));
@@ -565,6 +570,7 @@ static fattn_status backward(fattn_tape *t, fattn_var scalar, const fattn_tensor
         FATTNI_TRY(run_back(t, n));
         if (t->reducer) FATTNI_TRY(reduce_inputs(t, n));
     }
+    for (int32_t id = 1; id <= t->count; ++id) FATTNI_TRY(fattni_grad_finish(t, id));
     return FATTN_OK;
 }
 

@@ -2,6 +2,8 @@
 #include "autograd_c/ops/op_device.h"
 #include "autograd_c/tape/tape_nodes.h"
 
+#include <stdlib.h>
+
 static int64_t step_of(int64_t stride) { return stride < 0 ? -stride : stride; }
 
 /* Dimensions of more than one element, by ascending distance between elements. */
@@ -238,6 +240,51 @@ fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to) {
     uint8_t fresh;
     FATTNI_TRY(fattni_grad_open(t, to, &d, &fresh));
     return d.data ? fattni_accumulate(t->ctx, &d, &y->grad, fresh) : FATTN_OK;
+}
+
+static const char *end_of(const fattni_variable *v) {
+    return (const char *)v->grad.data +
+           fattn_tensor_numel(&v->grad) * (int64_t)fattn_dtype_size((fattn_dtype)v->grad.dtype);
+}
+
+static int by_address(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)(*(fattni_variable *const *)a)->grad.data,
+                    y = (uintptr_t)(*(fattni_variable *const *)b)->grad.data;
+    return x < y ? -1 : x > y;
+}
+
+static fattn_status zero_grad(fattn_ctx *ctx, fattni_variable *v) {
+    v->cover = (fattni_cover){0};
+    return zero_untouched(ctx, v);
+}
+
+fattn_status fattni_grads_begin(fattn_tape *t) {
+    int32_t count = 0;
+    for (int32_t id = 1; id <= t->count; ++id) count += t->variables[id].one_pass;
+    if (!count) return FATTN_OK;
+    void *p;
+    FATTNI_TRY(fattni_arena_take(&t->records, (size_t)count * sizeof(fattni_variable *), &p));
+    fattni_variable **const params = p;
+    count = 0;
+    for (int32_t id = 1; id <= t->count; ++id)
+        if (t->variables[id].one_pass) params[count++] = &t->variables[id];
+    qsort(params, (size_t)count, sizeof *params, by_address);
+    fattni_variable *last = NULL; /* of those before, the one that ends last */
+    for (int32_t n = 0; n < count; ++n) {
+        fattni_variable *const v = params[n];
+        const bool overlaps =
+            last && (const char *)v->grad.data < end_of(last) && end_of(v) > (const char *)v->grad.data;
+        v->cover = (fattni_cover){0};
+        if (overlaps) FATTNI_TRY(zero_grad(t->ctx, last));
+        if (overlaps) FATTNI_TRY(zero_grad(t->ctx, v));
+        if (!last || end_of(v) > end_of(last)) last = v;
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattni_grad_finish(fattn_tape *t, int32_t id) {
+    fattni_variable *const base = &t->variables[t->variables[id].base];
+    return base->one_pass ? zero_untouched(t->ctx, base) : FATTN_OK;
 }
 
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh) {

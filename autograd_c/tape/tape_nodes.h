@@ -66,7 +66,8 @@ typedef struct fattni_variable {
     int32_t base; /* own id unless a view */
     bool wants_grad;
     bool keep_grad; /* do not recycle the gradient */
-    bool is_param;  /* grad belongs to the caller and is always added to */
+    bool is_param;  /* grad belongs to the caller */
+    bool one_pass;  /* a parameter whose grad is stored, else it is added to */
     bool is_frozen; /* a frozen parameter */
     const fattn_param *param;
     /* of bases only */
@@ -148,6 +149,10 @@ void fattni_tape_block_give(fattn_tape *t, fattni_tape_block *block); /* or one 
 fattn_status fattni_grad_open(fattn_tape *t, int32_t id, fattn_tensor *d, uint8_t *fresh);
 /* Gradient of id for reading, unwritten parts zeroed; data NULL when nothing was written. */
 fattn_status fattni_grad_read(fattn_tape *t, int32_t id, fattn_tensor *d);
+/* Before backward: the gradients of FATTN_PARAM_ONE_PASS begin unwritten, but zeroed where two of them share memory. */
+fattn_status fattni_grads_begin(fattn_tape *t);
+/* Zeroes what backward has not written of such a gradient, of id's base, so far; others stay as they are. */
+fattn_status fattni_grad_finish(fattn_tape *t, int32_t id);
 /* Adds the gradient of `from`, a base that has one, to that of `to`, of the same shape and dtype; if `to`
    has none yet, it shares the memory instead. */
 fattn_status fattni_grad_pass(fattn_tape *t, int32_t from, int32_t to);

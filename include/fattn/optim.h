@@ -79,11 +79,11 @@ FATTN_API FATTN_CHECKED fattn_status fattn_adamw_create(fattn_ctx *ctx, const fa
    device memory. Enqueued; recorded in a graph, it sets this lr in every replay. ARG unless lr is finite and at least
    0. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_set_lr(fattn_adamw *a, float lr);
-/* Clip, update, zero the gradients: g = gradient / loss scale; g *= min(1, max_grad_norm/|g|); p *= 1 -
-   lr*weight_decay unless NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2; p -= lr (m/(1-beta1^t)) /
-   (sqrt(v/(1-beta2^t)) + eps). Elements of g are clamped to +-1e19 (F64: +-1e154): otherwise v would
-   stay infinite. |g| is summed without overflow; when it is not finite, the step is skipped: parameters, state and step
-   count stay as they are and only the gradients are zeroed; fattn_adamw_grad_norm returns that norm. Then the loss
+/* Clip, update, zero the gradients but those of FATTN_PARAM_ONE_PASS: g = gradient / loss scale; g *= min(1,
+   max_grad_norm/|g|); p *= 1 - lr*weight_decay unless NO_DECAY; m = beta1 m + (1-beta1) g; v = beta2 v + (1-beta2) g^2;
+   p -= lr (m/(1-beta1^t)) / (sqrt(v/(1-beta2^t)) + eps). Elements of g are clamped to +-1e19 (F64: +-1e154), or v
+   would stay infinite. |g| is summed without overflow; when it is not finite, the step is skipped: parameters, state
+   and step count stay as they are and gradients are only zeroed; fattn_adamw_grad_norm returns that norm. Then the loss
    scale follows its rule. STATE: there is one, and nobody has asked for its tensor. */
 FATTN_API FATTN_CHECKED fattn_status fattn_adamw_step(fattn_adamw *a);
 /* 2-norm of all gradients at the last step, before clipping, without the loss scale; syncs. STATE before the first. */
@@ -137,9 +137,10 @@ typedef struct fattn_sgd_options {
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_create(fattn_ctx *ctx, const fattn_sgd_options *opt,
                                                       fattn_param *const *params, int n, fattn_sgd **out);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_set_lr(fattn_sgd *s, float lr); /* as AdamW's */
-/* Clip, update, zero the gradients: g = gradient / loss scale; g *= min(1, max_grad_norm/|g|); g += weight_decay p
-   unless NO_DECAY; u = momentum u + g, from u = 0; p -= lr u, with nesterov p -= lr (g + momentum u) (Sutskever et al.
-   2013). Steps are skipped, and the loss scale changes, as in fattn_adamw_step. */
+/* Clip, update, zero the gradients but those of FATTN_PARAM_ONE_PASS: g = gradient / loss scale; g *= min(1,
+   max_grad_norm/|g|); g += weight_decay p unless NO_DECAY; u = momentum u + g, from u = 0; p -= lr u, with nesterov
+   p -= lr (g + momentum u) (Sutskever et al. 2013). Steps are skipped, and the loss scale changes, as in
+   fattn_adamw_step. */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_step(fattn_sgd *s);
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_grad_norm(fattn_sgd *s, double *out); /* as AdamW's, and so are these */
 FATTN_API FATTN_CHECKED fattn_status fattn_sgd_norm_view(fattn_sgd *s, fattn_tensor *view);

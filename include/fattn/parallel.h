@@ -28,8 +28,8 @@ typedef struct fattn_reducer fattn_reducer;
 enum {
     FATTN_REDUCE_TO_OWNERS = 1u << 0 /* each rank gets the sums of its own elements only, for an optimizer with
                                         `owners` (fattn/optim.h); the rest of its gradients is undefined until that
-                                        optimizer's step, which zeroes them. Buckets then need values that lie one
-                                        behind the other, too */
+                                        optimizer's step, which zeroes them, but for FATTN_PARAM_ONE_PASS. Buckets
+                                        then need values that lie one behind the other, too */
 };
 typedef struct fattn_reducer_options {
     uint32_t struct_size;

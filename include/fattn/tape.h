@@ -14,12 +14,16 @@ typedef struct fattn_var {
     int32_t id;
 } fattn_var; /* index on its tape; 0 = none or failed */
 /* FROZEN: no gradient, grad is not read. Nothing that is recorded into a fattn_graph may write the value of a frozen
-   parameter that ops of the same graph use: their kernels may read it before those before them have ended. */
-enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1 };
+   parameter that ops of the same graph use: their kernels may read it before those before them have ended.
+
+   ONE_PASS, where steps have one backward pass: it stores the gradient, whatever grad held, 0 where none arrives, and
+   optimizers leave grad as it is. So nobody writes zeros only to add to them. Where a pass does not use the parameter,
+   grad is still that of an earlier pass. Parameters that share a grad have it all, or none has. */
+enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1, FATTN_PARAM_ONE_PASS = 1u << 2 };
 typedef struct fattn_param {  /* outlives the steps; the caller owns both tensors */
     fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32 beside 16 bits (an
-                                 optimizer takes it beside F64, too); the caller zeroes it at first,
-                                 fattn_adamw_step after each use */
+                                 optimizer takes it beside F64, too); but for ONE_PASS the caller
+                                 zeroes it at first, fattn_adamw_step after each use */
     const char *name;
     uint32_t flags, reserved;
 } fattn_param;
@@ -30,7 +34,7 @@ FATTN_API void fattn_tape_reset(fattn_tape *t);   /* clears nodes and status, ke
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_status(const fattn_tape *t); /* first failure, sticky */
 /* Adds d(scalar)/d(param) into the grad of every param in use; scalar has one element. STATE: called
    twice on one graph, or scalar depends on no param that is not frozen. A failure in an op's backward
-   leaves the gradients of params partly added. */
+   leaves the gradients of params partly added, or stored (FATTN_PARAM_ONE_PASS). */
 FATTN_API FATTN_CHECKED fattn_status fattn_tape_backward(fattn_tape *t, fattn_var scalar);
 /* The same times *seed, of one element and a floating dtype, on the context's device, where it is read when the pass
    runs: a captured graph takes the number of the replay. It is rounded to the scalar's dtype, in which a large one may
@@ -48,7 +52,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_tape_item(fattn_tape *t, fattn_var v,
 
 /* No gradient; not copied: its elements must stay until backward has run, or the reset. */
 FATTN_API fattn_var fattn_input(fattn_tape *t, const fattn_tensor *x);
-FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p); /* gradient is added into p->grad */
+FATTN_API fattn_var fattn_use(fattn_tape *t, fattn_param *p); /* gradient is added into p->grad, or stored */
 
 /* After a failure every op returns {0} and does nothing: check once, at backward. [..] = any leading dimensions.
    Floating dtypes must agree unless stated otherwise: F64, F32, F16 or BF16. The last two are computed in F32 and

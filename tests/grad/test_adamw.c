@@ -268,6 +268,38 @@ Test(adamw, a_step_with_non_finite_gradients_is_skipped) {
     model_free(&untouched, ctx);
 }
 
+/* Also of a step that is skipped. */
+Test(adamw, gradients_of_one_pass_stay) {
+    static const fattn_dtype dtypes[][2] = {{FATTN_F64, FATTN_F64},
+                                            {FATTN_F64, FATTN_F32},
+                                            {FATTN_F32, FATTN_F32},
+                                            {FATTN_BF16, FATTN_F32},
+                                            {FATTN_F16, FATTN_F16}};
+    for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes; ++k) {
+        model zeroed, kept;
+        fattn_adamw *a, *b;
+        model_new(&zeroed, ctx, dtypes[k][0], dtypes[k][1]);
+        model_new(&kept, ctx, dtypes[k][0], dtypes[k][1]);
+        for (int i = 0; i < PARAMS; ++i) kept.p[i].flags |= FATTN_PARAM_ONE_PASS;
+        cr_assert_eq(fattn_adamw_create(ctx, NULL, zeroed.list, PARAMS, &a), FATTN_OK);
+        cr_assert_eq(fattn_adamw_create(ctx, NULL, kept.list, PARAMS, &b), FATTN_OK);
+        for (int step = 0; step < 3; ++step) {
+            set_gradients(&zeroed, ctx, step), set_gradients(&kept, ctx, step);
+            if (step == 1) fattni_store(zeroed.p[3].grad.data, zeroed.p[3].grad.dtype, 7, NAN);
+            if (step == 1) fattni_store(kept.p[3].grad.data, kept.p[3].grad.dtype, 7, NAN);
+            cr_assert_eq(fattn_adamw_step(b), FATTN_OK);
+            for (int i = 0; i < PARAMS; ++i) same_bits(&kept.p[i].grad, &zeroed.p[i].grad);
+            cr_assert_eq(fattn_adamw_step(a), FATTN_OK);
+            for (int i = 0; i < PARAMS; ++i) same_bits(&kept.p[i].value, &zeroed.p[i].value);
+            for (int64_t e = 0; e < lengths[3]; ++e) cr_assert_eq(get(&zeroed.p[3].grad, e), 0);
+        }
+        fattn_adamw_destroy(a);
+        fattn_adamw_destroy(b);
+        model_free(&zeroed, ctx);
+        model_free(&kept, ctx);
+    }
+}
+
 Test(adamw, defaults_fill_what_the_caller_knows) {
     fattn_adamw_options o;
     memset(&o, 0x7f, sizeof o);

@@ -217,6 +217,22 @@ Test(sgd, a_step_with_non_finite_gradients_is_skipped) {
     model_free(&m);
 }
 
+Test(sgd, gradients_of_one_pass_stay) {
+    const fattn_sgd_options o = {.struct_size = sizeof o, .momentum = 0.9f};
+    model m;
+    fattn_sgd *s;
+    model_new(&m, FATTN_F32, FATTN_F32);
+    for (int i = 0; i < PARAMS; i += 2) m.p[i].flags |= FATTN_PARAM_ONE_PASS;
+    MUST(fattn_sgd_create(ctx, &o, m.list, PARAMS, &s));
+    set_gradients(&m, 1);
+    const double before = get(&m.p[0].value, 0), kept = get(&m.p[0].grad, 0);
+    MUST(fattn_sgd_step(s));
+    cr_assert(get(&m.p[0].value, 0) != before && get(&m.p[0].grad, 0) == kept && kept != 0);
+    cr_assert_eq(get(&m.p[1].grad, 16383), 0);
+    fattn_sgd_destroy(s);
+    model_free(&m);
+}
+
 static void rejected(fattn_sgd_options o, fattn_status want, const char *words) {
     fattn_sgd *s = (fattn_sgd *)&o;
     cr_assert_eq(fattn_sgd_create(ctx, &o, NULL, 0, &s), want);

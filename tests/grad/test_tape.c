@@ -49,6 +49,58 @@ Test(tape, two_parameters_may_share_a_gradient) {
     for (int i = 0; i < 6; ++i) cr_assert_eq(a.grad[i], 2 * a.value[i]);
 }
 
+static void leaf_of_one_pass(leaf *l, int ndim, const int64_t *shape) {
+    leaf_init(l, ndim, shape);
+    l->p.flags = FATTN_PARAM_ONE_PASS;
+    for (int i = 0; i < 60; ++i) l->grad[i] = NAN;
+}
+
+/* Over what was there: of a parameter in use once, of which a part is used, none, and that is in use without a
+   gradient. */
+Test(tape, gradients_of_one_pass_are_stored) {
+    leaf a, part, unused, apart, added;
+    leaf_of_one_pass(&a, 1, (int64_t[]){6});
+    leaf_of_one_pass(&part, 2, (int64_t[]){3, 4});
+    leaf_of_one_pass(&unused, 1, (int64_t[]){6});
+    leaf_of_one_pass(&apart, 1, (int64_t[]){6});
+    leaf_init(&added, 1, (int64_t[]){6});
+    for (int n = 1; n <= 2; ++n) {
+        fattn_tape_reset(tape);
+        const fattn_var y = fattn_use(tape, &apart.p), x = fattn_use(tape, &a.p);
+        const fattn_var columns = slice(tape, fattn_use(tape, &part.p), 1, 1, 3);
+        mul(tape, y, x); /* in no loss */
+        backward(sum(tape, join(tape, mul(tape, x, fattn_use(tape, &added.p)), columns)));
+        for (int i = 0; i < 6; ++i) {
+            cr_assert_eq(a.grad[i], added.value[i]);
+            cr_assert_eq(added.grad[i], n * a.value[i]);
+            cr_assert_eq(apart.grad[i], 0);
+            cr_assert(isnan(unused.grad[i]));
+        }
+        for (int i = 0; i < 12; ++i) cr_assert_eq(part.grad[i], i % 4 == 1 || i % 4 == 2);
+    }
+}
+
+Test(tape, gradients_of_one_pass_may_share_memory) {
+    leaf a;
+    leaf_of_one_pass(&a, 1, (int64_t[]){6});
+    fattn_param twin = a.p, half = a.p;
+    half.value.shape[0] = half.grad.shape[0] = 3; /* the first three */
+    for (int n = 0; n < 2; ++n) {
+        fattn_tape_reset(tape);
+        const fattn_var x = fattn_use(tape, &a.p), y = fattn_use(tape, &a.p), z = fattn_use(tape, &twin);
+        const fattn_var first = fattn_use(tape, &half);
+        backward(sum(tape, join(tape, mul(tape, mul(tape, x, y), z), first)));
+        for (int i = 0; i < 6; ++i) cr_assert_float_eq(a.grad[i], 3 * a.value[i] * a.value[i] + (i < 3), 1e-12);
+    }
+}
+
+Test(tape, a_parameter_of_one_pass_may_be_the_scalar) {
+    leaf a;
+    leaf_of_one_pass(&a, 0, NULL);
+    backward(fattn_use(tape, &a.p));
+    cr_assert_eq(a.grad[0], 1);
+}
+
 Test(tape, long_chains_need_no_stack) {
     leaf a;
     leaf_init(&a, 1, (int64_t[]){2});

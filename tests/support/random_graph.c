@@ -360,8 +360,17 @@ void random_graph_check(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype) {
 
 enum { ELEMENTS = WEIGHTS + 48 + 48 };
 
-/* Gradients of a contraction of the graph's output at x, computed in dtype, with gradients of that dtype or F32. */
-static void gradients(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype, fattn_dtype grad, const double *x, double *d) {
+static void fill(fattn_ctx *ctx, const fattn_tensor *t, double with) {
+    double x[WEIGHTS];
+    for (int i = 0; i < WEIGHTS; ++i) x[i] = with;
+    const fattn_tensor host = fattn_tensor_view(x, FATTN_F64, FATTN_CPU, 0, t->ndim, t->shape);
+    cr_assert_eq(fattn_tensor_copy(ctx, t, &host), FATTN_OK);
+}
+
+/* Gradients of a contraction of the graph's output at x, computed in dtype, with gradients of that dtype or F32. flags:
+   of the inputs. */
+static void gradients_with(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype, fattn_dtype grad, uint32_t flags,
+                           const double *x, double *d) {
     fattn_param p[INPUTS];
     fattn_var in[INPUTS + 2];
     fattn_tensor weights;
@@ -371,11 +380,11 @@ static void gradients(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype, fattn_dt
     int64_t at = 0;
     for (int i = 0; i < INPUTS; ++i) {
         const fattn_tensor given = fattn_tensor_view((void *)(x + at), FATTN_F64, FATTN_CPU, 0, dims[i], shapes[i]);
-        p[i] = (fattn_param){.name = "input"};
+        p[i] = (fattn_param){.name = "input", .flags = flags};
         cr_assert_eq(fattn_tensor_alloc(ctx, dtype, dims[i], shapes[i], &p[i].value), FATTN_OK);
         cr_assert_eq(fattn_tensor_alloc(ctx, grad, dims[i], shapes[i], &p[i].grad), FATTN_OK);
         cr_assert_eq(fattn_tensor_copy(ctx, &p[i].value, &given), FATTN_OK);
-        cr_assert_eq(fattn_tensor_normal(ctx, &p[i].grad, 0, 0, (fattn_rng){0}), FATTN_OK);
+        fill(ctx, &p[i].grad, flags & FATTN_PARAM_ONE_PASS ? (double)NAN : 0);
         in[i] = fattn_use(t, &p[i]);
         at += fattn_tensor_numel(&given);
     }
@@ -400,6 +409,35 @@ static void gradients(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype, fattn_dt
     fattn_tape_destroy(t);
 }
 
+static void gradients(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype, fattn_dtype grad, const double *x, double *d) {
+    gradients_with(ctx, seed, dtype, grad, 0, x, d);
+}
+
+/* The inputs' elements, one after the other. */
+static void inputs_of(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype, double *x) {
+    int64_t at = 0;
+    for (int i = 0; i < INPUTS; ++i) {
+        fattn_tensor t;
+        normal_alloc(ctx, seed, dtype, i, &t);
+        const fattn_tensor out = fattn_tensor_view(x + at, FATTN_F64, FATTN_CPU, 0, dims[i], shapes[i]);
+        cr_assert_eq(fattn_tensor_copy(ctx, &out, &t), FATTN_OK);
+        at += fattn_tensor_numel(&out);
+        fattn_tensor_free(ctx, &t);
+    }
+}
+
+void random_graph_check_one_pass(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype) {
+    static double x[ELEMENTS], added[ELEMENTS], stored[ELEMENTS];
+    const bool narrow = dtype == FATTN_F16 || dtype == FATTN_BF16;
+    const fattn_dtype grad = narrow && seed % 2 ? FATTN_F32 : dtype;
+    inputs_of(ctx, seed, dtype, x);
+    gradients_with(ctx, seed, dtype, grad, 0, x, added);
+    gradients_with(ctx, seed, dtype, grad, FATTN_PARAM_ONE_PASS, x, stored);
+    for (int i = 0; i < ELEMENTS; ++i)
+        cr_assert_eq(stored[i], added[i], "seed %lu, %s: element %d is %.17g, not %.17g", (unsigned long)seed,
+                     fattn_dtype_name(dtype), i, stored[i], added[i]);
+}
+
 static double distance(const double *a, const double *b) {
     double sum = 0;
     for (int i = 0; i < ELEMENTS; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
@@ -409,15 +447,7 @@ static double distance(const double *a, const double *b) {
 void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype) {
     static double x[ELEMENTS], rounded[ELEMENTS], noise[ELEMENTS], want[ELEMENTS], got[ELEMENTS], near[ELEMENTS];
     static const double none[ELEMENTS];
-    int64_t at = 0;
-    for (int i = 0; i < INPUTS; ++i) { /* the numbers that dtype has */
-        fattn_tensor t;
-        normal_alloc(ctx, seed, dtype, i, &t);
-        const fattn_tensor out = fattn_tensor_view(x + at, FATTN_F64, FATTN_CPU, 0, dims[i], shapes[i]);
-        cr_assert_eq(fattn_tensor_copy(ctx, &out, &t), FATTN_OK);
-        at += fattn_tensor_numel(&out);
-        fattn_tensor_free(ctx, &t);
-    }
+    inputs_of(ctx, seed, dtype, x); /* numbers that dtype has */
     gradients(ctx, seed, FATTN_F64, FATTN_F64, x, want);
     const double unit = dtype == FATTN_BF16 ? 0x1p-8 : 0x1p-11;
     gradients(ctx, seed, FATTN_F32, FATTN_F32, x, near);
@@ -433,7 +463,7 @@ void random_graph_check_16_bits(fattn_ctx *ctx, uint64_t seed, fattn_dtype dtype
         gradients(ctx, seed, FATTN_F64, FATTN_F64, rounded, near);
         roundings = fmax(roundings, distance(near, want));
     }
-    gradients(ctx, seed, dtype, seed % 2 ? FATTN_F32 : dtype, x, got);
+    gradients_with(ctx, seed, dtype, seed % 2 ? FATTN_F32 : dtype, seed / 2 % 2 ? FATTN_PARAM_ONE_PASS : 0, x, got);
     const double error = distance(got, want), all = distance(want, none);
     cr_assert_leq(error, 4 * (roundings + unit * fmax(all, 1)), "seed %lu, %s: %g of %g, where roundings make %g",
                   (unsigned long)seed, fattn_dtype_name(dtype), error, all, roundings);
