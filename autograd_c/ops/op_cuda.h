@@ -39,20 +39,20 @@ enum { FATTNI_BLOCK_COLUMNS = 32 * FATTNI_PACK, FATTNI_TALL_COLUMNS = 2 * FATTNI
 enum { FATTNI_TALL_THREADS = 512 };
 enum { FATTNI_PARTS_THREADS = 1024 }; /* of a block that adds parts */
 
-/* d (+)= factor times the sum of x y over what d broadcasts: operands d, x, y. parts > 1: sums of each part to
+/* d (+)= the sum of x y over what d broadcasts, over divisor: operands d, x, y. parts > 1: sums of each part to
    partial[part][kept] instead. `lanes` threads share one sum. */
 typedef struct fattni_sum_args {
     fattni_grid kept, reduced;
     fattni_operand d, x, y;
     double *partial;
-    double factor;
+    double divisor;
     int64_t parts;
     int32_t fresh, lanes;
     int32_t dtype, reserved; /* of x and y; 0: they differ */
 } fattni_sum_args;
 
 enum { FATTNI_PART_SUMS = 3 };
-/* d (+)= factor times the sum over parts of partial[part * stride + e], e < grid.count; for each d. */
+/* d (+)= the sum over parts of partial[part * stride + e], e < grid.count, over divisor; for each d. */
 typedef struct fattni_parts_args {
     struct {
         fattni_grid grid;
@@ -61,7 +61,7 @@ typedef struct fattni_parts_args {
         int32_t fresh, blocks;
     } of[FATTNI_PART_SUMS];
     int64_t parts, stride;
-    double factor;
+    double divisor;
 } fattni_parts_args;
 
 /* d = dy gelu'(x) of rows of `columns` elements side by side; partial[part][column]: sums over a part of the rows. */
@@ -182,7 +182,7 @@ int32_t fattni_common_dtype(const fattni_operand *const *t, int n);
 /* d (+)= f(x, y, z), t = {d, x, y, z} or fewer; value is FATTNI_FILL's or FATTNI_SCALE's. */
 fattn_status fattni_cuda_each(fattn_ctx *ctx, enum fattni_element what, const fattn_tensor *const *t, int operands,
                               bool fresh, double value);
-/* d (+)= factor times the sum of `parts` partial results, `stride` apart, one per element of d; for n of at most
+/* d (+)= the sum of `parts` partial results, `stride` apart, over divisor, one per element of d; for n of at most
    FATTNI_PART_SUMS d in one launch. */
 typedef struct fattni_part_sum {
     const fattn_tensor *d;
@@ -190,7 +190,7 @@ typedef struct fattni_part_sum {
     bool fresh;
 } fattni_part_sum;
 fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattni_part_sum *of, int n, int64_t parts, int64_t stride,
-                                   double factor);
+                                   double divisor);
 #endif
 
 #endif

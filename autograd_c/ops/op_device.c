@@ -52,7 +52,7 @@ fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
     return fattni_op_device_of(ctx)->elements->reduce(ctx, d, fresh, x, y, 1, workspace);
 }
 
-fattn_status fattni_reduce_scaled(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double factor,
-                                  void *workspace) {
-    return fattni_op_device_of(ctx)->elements->reduce(ctx, d, true, x, NULL, factor, workspace);
+fattn_status fattni_reduce_divided(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double divisor,
+                                   void *workspace) {
+    return fattni_op_device_of(ctx)->elements->reduce(ctx, d, true, x, NULL, divisor, workspace);
 }

@@ -42,7 +42,7 @@ typedef struct fattni_element_code {
                          bool fresh);
     size_t (*reduce_workspace)(const fattn_tensor *d, const fattn_tensor *x);
     fattn_status (*reduce)(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                           const fattn_tensor *y, double factor, void *workspace);
+                           const fattn_tensor *y, double divisor, void *workspace);
     /* Of a device that computes linear and gelu together (op_linear.c); NULL: they are two ops. d = dy gelu'(x) of one
        shape, row-major but for dy; sums [N] (+)= the sum of its rows, NULL: not wanted. */
     size_t (*gelu_back_workspace)(const fattn_tensor *sums, const fattn_tensor *x);

@@ -99,9 +99,9 @@ bool fattni_broadcasts(const fattn_tensor *b, const fattn_tensor *a);
 size_t fattni_reduce_workspace(const fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x);
 fattn_status fattni_reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
                            const fattn_tensor *y, void *workspace);
-/* d = factor times the sum of x, rounded once. */
-fattn_status fattni_reduce_scaled(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double factor,
-                                  void *workspace);
+/* d = the sum of x over divisor, rounded once. */
+fattn_status fattni_reduce_divided(fattn_ctx *ctx, const fattn_tensor *d, const fattn_tensor *x, double divisor,
+                                   void *workspace);
 
 /* For infer, after the checks: an op on BF16 tensors of the CPU gets them as they are, not in F32, if products of this
    size are computed so. Its gradients may then be F32 beside BF16. NOMEM. */

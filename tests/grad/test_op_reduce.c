@@ -1,4 +1,5 @@
 /* sum, mean, softmax. */
+#include "core/tensor/numeric.h"
 #include "opcheck.h"
 #include "thinned.h"
 
@@ -246,6 +247,45 @@ Test(softmax, rows) {
         fattn_tape_destroy(t);
         fattn_ctx_destroy(ctx);
     }
+}
+
+/* Sums of F32 and F64 are in double and rounded once, also where they are cut in parts: numbers of 2^-20 to 2^20 and
+   their negatives, far from each other, leave what is added to them. A mean of equal numbers is that number. */
+Test(sum, rounds_once) {
+    enum { MOST = 4100, COLUMNS = 3 };
+    static const int64_t lengths[] = {6, 130, 257, 1025, MOST - 2};
+    static double memory[MOST * COLUMNS];
+    static const int first[] = {0};
+    fattn_ctx *ctx;
+    fattn_tape *t;
+    cr_assert_eq(fattn_ctx_create(NULL, &ctx), FATTN_OK);
+    cr_assert_eq(fattn_tape_create(ctx, &t), FATTN_OK);
+    for (size_t n = 0; n < 2 * sizeof lengths / sizeof *lengths; ++n) {
+        const int64_t R = lengths[n / 2] / 2 * 2, all = R + 1, shape[2] = {all, COLUMNS};
+        const fattn_dtype dtype = n % 2 ? FATTN_F64 : FATTN_F32;
+        const fattn_tensor x = fattn_tensor_view(memory, dtype, FATTN_CPU, 0, 2, shape);
+        fattn_tensor y, z;
+        for (int64_t i = 0; i < R * COLUMNS; ++i) {
+            const int64_t half = R / 2 * COLUMNS, e = i % half;
+            const double number = ldexp(1 + (double)(e % 7), (int)(e * 11 % 41) - 20);
+            fattni_store(memory, (int32_t)dtype, i, i < half ? number : -number);
+        }
+        for (int64_t i = 0; i < COLUMNS; ++i) fattni_store(memory, (int32_t)dtype, R * COLUMNS + i, ldexp(3, -22));
+        fattn_tape_reset(t);
+        cr_assert_eq(fattn_tape_value(t, fattn_op_sum(t, fattn_input(t, &x), first, 1, 0), &y), FATTN_OK);
+        for (int64_t i = 0; i < COLUMNS; ++i)
+            cr_assert_eq(fattni_load(y.data, y.dtype, i), ldexp(3, -22), "%d rows", (int)R);
+        const double sum = ldexp(3 * COLUMNS, -22);
+        cr_assert_eq(fattn_tape_value(t, fattn_op_sum(t, fattn_input(t, &x), NULL, 0, 0), &y), FATTN_OK);
+        cr_assert_eq(fattni_load(y.data, y.dtype, 0), sum, "%d rows", (int)R);
+        for (int64_t i = 0; i < all * COLUMNS; ++i) fattni_store(memory, (int32_t)dtype, i, 1);
+        cr_assert_eq(fattn_tape_value(t, fattn_op_mean(t, fattn_input(t, &x), NULL, 0, 0), &y), FATTN_OK);
+        cr_assert_eq(fattn_tape_value(t, fattn_op_mean(t, fattn_input(t, &x), first, 1, 0), &z), FATTN_OK);
+        cr_assert_eq(fattni_load(y.data, y.dtype, 0), 1, "%d rows", (int)R);
+        for (int64_t i = 0; i < COLUMNS; ++i) cr_assert_eq(fattni_load(z.data, z.dtype, i), 1, "%d rows", (int)R);
+    }
+    fattn_tape_destroy(t);
+    fattn_ctx_destroy(ctx);
 }
 
 static fattn_var sum_dim(fattn_tape *t, const fattn_var *in) { return fattn_op_sum(t, in[0], (const int[]){2}, 1, 0); }

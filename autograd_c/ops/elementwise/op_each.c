@@ -101,7 +101,7 @@ void fattni_each(const fattn_ctx *ctx, const fattn_tensor *const *t, int n, fatt
     fattni_parallel(ctx, fattni_ceil_div(w.rows.count, w.rows_per_task) * w.chunks, walk_rows, &w);
 }
 
-/* d[kept] (+)= factor times the sum over the reduced positions of x y. Cells are what is summed side by side: up to
+/* d[kept] (+)= the sum over the reduced positions of x y, over divisor. Cells are what is summed side by side: up to
    CELL neighbours of one kept row, or one element when the reduced dimension is the inner one. */
 enum { CELL = 256, D = 0, X = 1, Y = 2, MOST_PARTS = 64, LEAST_PART = 64 };
 typedef struct reduction {
@@ -111,9 +111,10 @@ typedef struct reduction {
     int64_t step[FATTNI_OPERANDS]; /* of the inner dimension */
     int64_t cells_per_row, cells_per_task, tasks_per_part;
     int64_t parts, length; /* what is reduced is `length` positions, cut in `parts` */
-    int64_t part_stride;   /* from part to part of d */
-    double factor;
+    double divisor;
     bool fresh;
+    double *partial; /* parts > 1: the sums of each part, [parts][kept], with d's steps for kept; else NULL */
+    int64_t partial_stride;
     void *d;
     const void *x, *y;
 } reduction;
@@ -250,40 +251,48 @@ static int64_t parts_of(const fattn_tensor *d, const fattn_tensor *x) {
 
 static size_t reduce_workspace(const fattn_tensor *d, const fattn_tensor *x) {
     const int64_t parts = parts_of(d, x);
-    return parts > 1 ? fattni_tensor_bytes(d) * (size_t)parts : 0;
+    return parts > 1 ? (size_t)(fattn_tensor_numel(d) * parts) * sizeof(double) : 0;
+}
+
+/* d (+)= the sums of the parts, of which there are few elements, over divisor. */
+static void join_parts(const fattn_tensor *d, const reduction *r) {
+    const fattn_tensor *const t[] = {d};
+    const grid g = grid_of(t, 1);
+    double *const sum = r->partial;
+    const int64_t kept = r->partial_stride;
+    for (int64_t part = 1; part < r->parts; ++part)
+        for (int64_t e = 0; e < kept; ++e) sum[e] += sum[part * kept + e];
+    for (int64_t e = 0; e < kept; ++e) {
+        int64_t at[FATTNI_OPERANDS];
+        offsets(&g, e, at);
+        const double before = r->fresh ? 0 : fattni_load(d->data, d->dtype, at[0]);
+        fattni_store(d->data, d->dtype, at[0], before + sum[e] / r->divisor);
+    }
 }
 
 static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                           const fattn_tensor *y, double factor, void *workspace) {
+                           const fattn_tensor *y, double divisor, void *workspace) {
     const int64_t parts = parts_of(d, x), kept = fattn_tensor_numel(d);
     if (kept == 0) return FATTN_OK;
-    fattn_tensor target = *d;
-    if (parts > 1)
-        target = fattn_tensor_view(workspace, (fattn_dtype)d->dtype, (fattn_device)d->device, d->device_id, d->ndim,
-                                   d->shape);
+    const fattn_tensor dense = fattni_row_major(d, workspace);
     /* x leads the grid, for it has every dimension; then operands change places. */
-    const fattn_tensor *const t[] = {x, &target, y ? y : x};
+    const fattn_tensor *const t[] = {x, parts > 1 ? &dense : d, y ? y : x};
     grid g = grid_of(t, 3);
     for (int i = 0; i < g.n; ++i) {
         const int64_t swap = g.stride[i][0];
         g.stride[i][0] = g.stride[i][1];
         g.stride[i][1] = swap;
     }
-    run_reduction(ctx, &g, d->dtype,
-                  (reduction){.parts = parts,
-                              .part_stride = kept,
-                              .factor = parts > 1 ? 1 : factor,
-                              .fresh = fresh || parts > 1,
-                              .d = target.data,
-                              .x = x->data,
-                              .y = y ? y->data : NULL});
-    if (parts == 1) return FATTN_OK;
-    grid sums = {.count = 1};
-    push(&sums, parts, (const int64_t[FATTNI_OPERANDS]){0, kept});
-    for (int i = 0; i < d->ndim; ++i)
-        push(&sums, d->shape[i], (const int64_t[FATTNI_OPERANDS]){d->stride[i], target.stride[i]});
-    run_reduction(ctx, &sums, d->dtype,
-                  (reduction){.parts = 1, .factor = factor, .fresh = fresh, .d = d->data, .x = workspace});
+    const reduction r = {.parts = parts,
+                         .divisor = divisor,
+                         .fresh = fresh,
+                         .partial = parts > 1 ? workspace : NULL,
+                         .partial_stride = kept,
+                         .d = d->data,
+                         .x = x->data,
+                         .y = y ? y->data : NULL};
+    run_reduction(ctx, &g, d->dtype, r);
+    if (parts > 1) join_parts(d, &r);
     return FATTN_OK;
 }
 

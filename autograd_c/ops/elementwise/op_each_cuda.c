@@ -138,7 +138,7 @@ static void append(fattni_grid *to, const fattni_grid *g, int d) {
 }
 
 static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, const fattn_tensor *x,
-                           const fattn_tensor *y, double factor, void *workspace) {
+                           const fattn_tensor *y, double divisor, void *workspace) {
     if (fattn_tensor_numel(d) == 0) return FATTN_OK;
     /* x leads the grid, for it has every dimension; then operands change places. */
     const fattn_tensor *const t[] = {x, d, y ? y : x};
@@ -148,7 +148,7 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
                          .d = fattni_operand_of(d),
                          .x = fattni_operand_of(x),
                          .partial = workspace,
-                         .factor = factor,
+                         .divisor = divisor,
                          .parts = parts_of(d, x),
                          .fresh = fresh,
                          .lanes = lanes_of(d)};
@@ -172,12 +172,12 @@ static fattn_status reduce(fattn_ctx *ctx, const fattn_tensor *d, bool fresh, co
         FATTNI_TRY(FATTNI_START_REAL(ctx, d->dtype, sum, blocks, ROW_THREADS, &a));
     }
     if (a.parts == 1) return FATTN_OK;
-    return fattni_cuda_add_parts(ctx, &(fattni_part_sum){d, workspace, fresh}, 1, a.parts, a.kept.count, factor);
+    return fattni_cuda_add_parts(ctx, &(fattni_part_sum){d, workspace, fresh}, 1, a.parts, a.kept.count, divisor);
 }
 
 fattn_status fattni_cuda_add_parts(fattn_ctx *ctx, const fattni_part_sum *of, int n, int64_t parts, int64_t stride,
-                                   double factor) {
-    fattni_parts_args a = {.parts = parts, .stride = stride, .factor = factor};
+                                   double divisor) {
+    fattni_parts_args a = {.parts = parts, .stride = stride, .divisor = divisor};
     int64_t blocks = 0;
     for (int k = 0; k < n; ++k) {
         const fattni_grid grid = fattni_grid_of(&of[k].d, 1);

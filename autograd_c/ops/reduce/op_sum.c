@@ -56,15 +56,17 @@ static fattn_status infer_as(fattn_op_call *c, const char *op, bool mean) {
     return FATTN_OK;
 }
 
-static double factor_of(const fattn_op_call *c, bool mean) {
-    return mean ? (double)fattn_tensor_numel(&c->out[0]) / (double)fattn_tensor_numel(&c->in[0]) : 1;
+/* How many elements an element of y is the mean of; of a sum 1. */
+static double divisor_of(const fattn_op_call *c, bool mean) {
+    const int64_t kept = fattn_tensor_numel(&c->out[0]);
+    return mean && kept ? (double)(fattn_tensor_numel(&c->in[0]) / kept) : 1;
 }
 
 static fattn_status forward_as(fattn_op_call *c, const char *op, bool mean) {
     unsigned dims;
     FATTNI_TRY(dims_of(c, op, &dims));
     const fattn_tensor y = spread(c, dims, &c->out[0]);
-    return fattni_reduce_scaled(c->ctx, &y, &c->in[0], factor_of(c, mean), c->workspace);
+    return fattni_reduce_divided(c->ctx, &y, &c->in[0], divisor_of(c, mean), c->workspace);
 }
 
 static fattn_status backward_as(fattn_op_call *c, const char *op, bool mean) {
@@ -72,7 +74,8 @@ static fattn_status backward_as(fattn_op_call *c, const char *op, bool mean) {
     FATTNI_TRY(fattni_check_gradients(c, op));
     FATTNI_TRY(dims_of(c, op, &dims));
     const fattn_tensor dy = spread(c, dims, &c->d_out[0]);
-    return c->d_in[0].data ? fattni_scale(c->ctx, &c->d_in[0], &dy, factor_of(c, mean), c->d_in_fresh[0]) : FATTN_OK;
+    return c->d_in[0].data ? fattni_scale(c->ctx, &c->d_in[0], &dy, 1 / divisor_of(c, mean), c->d_in_fresh[0])
+                           : FATTN_OK;
 }
 
 static fattn_status infer_sum(fattn_op_call *c) { return infer_as(c, "sum", false); }
