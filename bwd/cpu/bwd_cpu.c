@@ -17,18 +17,18 @@
 /* ---- chains: column blocks add to dQ in ascending order ---- */
 
 /* Of a block of rows: the number of the column block that may add to its dQ; 0 at first. */
-static atomic_int *dq_semaphore_of(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
-    return (atomic_int *)((char *)w->p->workspace + w->dq_semaphores) + fattni_bwd_row_block(w, b, h, i0);
+static atomic_int *dq_semaphore_of(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0) {
+    return (atomic_int *)((char *)w->p->workspace + w->dq_semaphores) + fattni_bwd_row_block(w, seq, b, h, i0);
 }
 
 /* Tasks begin in ascending order, and column blocks of one head are in that order: the one waited for
    is under way or done. */
 static void wait_for_dq(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
-    atomic_int *const semaphore = dq_semaphore_of(w, r->b, r->h, r->i0);
+    atomic_int *const semaphore = dq_semaphore_of(w, r->seq, r->b, r->h, r->i0);
     for (int n = 0; atomic_load_explicit(semaphore, memory_order_acquire) != block; ++n) fattni_pause(n);
 }
 static void release_dq(const fattni_bwd *w, const fattni_bwd_rows *r, int64_t block) {
-    atomic_store_explicit(dq_semaphore_of(w, r->b, r->h, r->i0), (int)block + 1, memory_order_release);
+    atomic_store_explicit(dq_semaphore_of(w, r->seq, r->b, r->h, r->i0), (int)block + 1, memory_order_release);
 }
 
 /* ---- before: delta, and zero gradients of rows that no key reaches ---- */
@@ -81,10 +81,13 @@ static void prepare(void *arg, int64_t task, int thread) {
     const int64_t bh = task / w->row_blocks, b = bh / p->Hq, h = bh % p->Hq;
     const fattni_sequence seq = fattni_sequence_of(p, b);
     const int64_t i0 = task % w->row_blocks * w->k->rows, row = seq.q0 + i0;
-    if (w->chained) atomic_init(dq_semaphore_of(w, b, h, i0), 0);
     const int64_t rows = fattni_min(w->k->rows, seq.band.Sq - i0);
     if (rows <= 0) return;
-    if (fattni_bwd_has_huge_rows(w, &seq, h, i0, rows)) atomic_store(&w->any_huge, true);
+    if (w->chained) atomic_init(dq_semaphore_of(w, &seq, b, h, i0), 0);
+    if (fattni_bwd_has_huge_rows(w, &seq, h, i0, rows)) {
+        atomic_store(&w->any_huge, true);
+        if (w->centres_copies) atomic_store(fattni_bwd_huge_head(w, b, h / p->group), 1);
+    }
     if (!p->delta.present) {
         char *const delta = p->workspace;
         const int64_t at = fattni_bwd_row_at(p, seq.batch, h, row);
@@ -203,7 +206,8 @@ static void *packed_dq(const fattni_bwd *w, const fattni_bwd_rows *r) {
     const int64_t block = r->h % w->p->group * w->row_blocks + r->i0 / w->k->rows;
     const size_t bytes = fattni_bwd_dq_bytes(w);
     if (w->keeps_dq && w->chained)
-        return (char *)w->p->workspace + w->shared_dq + (size_t)fattni_bwd_row_block(w, r->b, r->h, r->i0) * bytes;
+        return (char *)w->p->workspace + w->shared_dq +
+               (size_t)fattni_bwd_row_block(w, r->seq, r->b, r->h, r->i0) * bytes;
     return r->scratch + w->layout.dq + (w->keeps_dq ? (size_t)block * bytes : 0);
 }
 
@@ -364,6 +368,8 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
     (void)plan;
     fattni_bwd w = fattni_bwd_plan(ctx, p);
+    for (int64_t n = 0; w.centres_copies && n < p->B * p->Hkv; ++n)
+        atomic_init(fattni_bwd_huge_head(&w, n / p->Hkv, n % p->Hkv), 0);
     const fattni_stage stages[] = {
         {(w.finds_means ? p->B * p->Hkv : 0) + p->B * p->Hq * w.row_blocks, prepare},
         {w.threads, huge_task},

@@ -108,6 +108,8 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.threads = fattni_min(threads, fattni_max(fattni_max(tasks, w.bias_tasks), p->d_sink.present));
     w.layout = lay_out(&w);
     const size_t planes = (size_t)p->Hq * (p->packed ? 1 : (size_t)p->B);
+    w.head_blocks = p->packed ? p->rows_q / w.k->rows + p->B : w.row_blocks;
+    const size_t row_blocks = planes * (size_t)w.head_blocks;
     const size_t per_row = planes * (size_t)p->rows_q * fattn_dtype_size(w.k->dtype);
     if (!p->delta.present) fattni_append(&w.shared_bytes, per_row);
     w.max = fattni_append(&w.shared_bytes, per_row);
@@ -116,10 +118,10 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.centres_copies = w.finds_means && !w.k->round && !(p->softcap > 0);
     const size_t means = w.finds_means ? (size_t)pairs * (size_t)(p->D + 1) : 0;
     w.key_mean = fattni_append(&w.shared_bytes, means * sizeof(float));
+    w.huge_heads = fattni_append(&w.shared_bytes, w.centres_copies ? (size_t)pairs * sizeof(atomic_int) : 0);
     const bool sums = w.finds_means && p->softcap > 0;
-    w.capped_sums =
-        fattni_append(&w.shared_bytes, sums ? (size_t)(p->B * p->Hq * w.row_blocks) * 3 * fattni_row_bytes(w.k) : 0);
-    const size_t blocks = w.chained ? (size_t)(p->B * p->Hq * w.row_blocks) : 0;
+    w.capped_sums = fattni_append(&w.shared_bytes, sums ? row_blocks * 3 * fattni_row_bytes(w.k) : 0);
+    const size_t blocks = w.chained ? row_blocks : 0;
     w.dq_semaphores = fattni_append(&w.shared_bytes, blocks * sizeof(atomic_int));
     w.shared_dq = fattni_append(&w.shared_bytes, w.keeps_dq ? blocks * fattni_bwd_dq_bytes(&w) : 0);
     return w;

@@ -33,19 +33,21 @@ typedef struct fattni_bwd {
     fattni_bwd_layout layout;
     size_t max, log_sum;             /* offsets, [batch][h][row]: written for huge rows (huge.h) */
     size_t key_mean;                 /* D + 1 floats per [b][key head], with finds_means */
-    size_t capped_sums;              /* with a softcap, too: per [b][h][row block], see fattni_bwd_capped_sums */
-    size_t dq_semaphores, shared_dq; /* with `chained`: an int and dQ^T per [b][h][row block] */
+    size_t huge_heads;               /* with centres_copies: an int per [b][key head], whether it has huge rows */
+    size_t capped_sums;              /* with a softcap: per block of rows, see fattni_bwd_capped_sums */
+    size_t dq_semaphores, shared_dq; /* with `chained`: an int and dQ^T per block of rows */
     size_t shared_bytes;             /* delta [batch][h][row], unless the caller gave it, and these */
     atomic_bool any_huge;
     unsigned want;
-    bool finds_means;                  /* dQ is right for keys with a mean (bwd_key_mean.c), unless rows are huge */
-    bool centres_copies;               /* by copies of keys less their mean */
+    bool finds_means;                  /* dQ is right for keys with a mean (bwd_key_mean.c) */
+    bool centres_copies;               /* by copies of keys less their mean, but in heads with huge rows */
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: at each block of
                                           rows it waits until the one before has added to dQ */
     bool copy_q, copy_d_o;             /* the caller's are of another type, or not whole vectors */
     bool keeps_dq;                     /* dq has 16 bits: partial sums of dQ are kept as reals */
     int64_t row_blocks, column_blocks; /* in the longest sequence */
+    int64_t head_blocks;               /* of rows of a head, in all sequences where these are packed */
     int64_t columns;                   /* of a column block */
     int64_t D_pad, Dv_pad;             /* whole vectors */
     int64_t row_tasks, column_tasks;   /* of two passes, 0 where the result is not wanted */
@@ -60,9 +62,13 @@ static inline char *fattni_bwd_scratch(const fattni_bwd *w, int thread) {
     return (char *)w->p->workspace + w->shared_bytes + (size_t)thread * w->layout.bytes;
 }
 
-/* The number of a block of rows among all of the call. */
-static inline int64_t fattni_bwd_row_block(const fattni_bwd *w, int64_t b, int64_t h, int64_t i0) {
-    return (b * w->p->Hq + h) * w->row_blocks + i0 / w->k->rows;
+/* The number of a block of rows that exists among all of the call. Of packed sequences each begins a block, so that
+   they have at most one more than their rows need. */
+static inline int64_t fattni_bwd_row_block(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h,
+                                           int64_t i0) {
+    const int64_t rows = w->k->rows;
+    if (w->p->packed) return h * w->head_blocks + seq->q0 / rows + b + i0 / rows;
+    return (b * w->p->Hq + h) * w->head_blocks + i0 / rows;
 }
 
 /* Where delta, m and log l of a row lie in their parts of the workspace, in reals. */
@@ -95,13 +101,15 @@ typedef struct fattni_bwd_rows {
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                                 int64_t n, char *scratch);
 
-/* Whether the call is one that looks for means, unless it has huge rows: 16 bits, in o or in products; o and lse of no
+/* Whether the call is one that looks for means: 16 bits, in o or in products; o and lse of no
    other keys, so that a row of P (dP - delta) sums to a known number. */
 bool fattni_bwd_finds_means(const fattni_problem *p, const fattni_cpu_kernels *k);
 /* Finds the mean of one head of one sequence, if w->finds_means. */
 void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
-/* D floats; NULL where no mean is looked for, or none was found. */
+/* D floats; NULL where no mean is looked for, none was found, or it is not used. */
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
+/* Of a head whether it has huge rows, with centres_copies. Set beside each other. */
+atomic_int *fattni_bwd_huge_head(const fattni_bwd *w, int64_t b, int64_t g);
 /* With a softcap and a mean: sums over keys, [3][row], of P (dP - delta) times 2^ds_exponent, of P times the
    derivative and p->scale times 2^p_exponent, of dS. */
 float *fattni_bwd_capped_sums(const fattni_bwd *w, const fattni_bwd_rows *r);
