@@ -1,5 +1,6 @@
 #include "core/cpu/scores.h"
 
+#include <float.h>
 #include <math.h>
 
 static const double log2_e = 1.4426950408889634;
@@ -31,7 +32,9 @@ double fattni_score_unit(const fattni_problem *p) { return fattni_adjusts(p) ? 1
 double fattni_log2_factor(const fattni_problem *p) { return fattni_score_unit(p) * log2_e; }
 
 fattni_logit fattni_logit_of(const fattni_problem *p, const fattni_cpu_kernels *k, double logit) {
-    const double limit = k->dtype == FATTN_F64 ? 0x1.8p1023 : 0x1.8p127, unit = fattni_score_unit(p);
+    const bool wide = k->dtype == FATTN_F64;
+    const double unit = fattni_score_unit(p), most = wide ? DBL_MAX : (double)FLT_MAX;
+    const double limit = unit == 1 ? most : wide ? 0x1.8p1023 : 0x1.8p127; /* times the unit it may round up */
     double score = logit / unit;
     score = score > limit ? limit : score < -limit ? -limit : score;
     if (k->dtype == FATTN_F32) score = (double)(float)score;

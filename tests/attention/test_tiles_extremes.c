@@ -285,6 +285,34 @@ static void sinks_at_the_ends(attention *a) {
     for (int64_t h = 0; h < a->c.Hq; ++h) attention_set(&a->t[T_SINK], &h, ends[h]);
 }
 
+/* Scores that are a bias alone. */
+static void sinks_beside_a_bias_at_the_ends(attention *a) {
+    static const double ends[4][2] = {
+        {-0x1.fffffep127, -0x1.fffffep127}, {2.7e38, 3e38}, {3e38, 2.7e38}, {-3e38, -2.7e38}};
+    int64_t at[FATTN_MAX_DIMS] = {0};
+    tiles_fill(a, T_Q, 0);
+    for (int64_t n = 0; n < fattn_tensor_numel(&a->t[T_BIAS]); ++n) {
+        attention_index(&a->t[T_BIAS], n, at);
+        attention_set(&a->t[T_BIAS], at, ends[at[1]][0]);
+    }
+    for (int64_t h = 0; h < a->c.Hq; ++h) attention_set(&a->t[T_SINK], &h, ends[h][1]);
+}
+Test(tiles_extremes, sinks_beside_a_bias_at_the_ends) {
+    for (int n = 0; n < 8; ++n) {
+        const attention_case c = {.name = "sinks and a bias at the ends",
+                                  .B = 1,
+                                  .Hq = 4,
+                                  .Sq = 5,
+                                  .Sk = 1,
+                                  .D = 8,
+                                  .sink = true,
+                                  .bias = BIAS | BIAS_OVER_I | BIAS_F32,
+                                  .omit = NO_DBIAS,
+                                  .dtype = (fattn_dtype)(FATTN_F64 + n % 4),
+                                  .algorithm = n < 4 ? FATTN_ALGO_AUTO : FATTN_ALGO_FLASH1};
+        tiles_check_changed(&c, true, sinks_beside_a_bias_at_the_ends, (fattn_tolerance){0});
+    }
+}
 Test(tiles_extremes, sinks_at_the_ends) {
     for (int n = 0; n < 24; ++n) {
         const attention_case c = {.name = "sinks at the ends",
