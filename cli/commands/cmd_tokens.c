@@ -24,7 +24,7 @@ typedef struct tokens_options {
 } tokens_options;
 
 enum { SPLIT_FILE, SPLIT_PARAGRAPH, SPLIT_LINE };
-enum { PATH_BYTES = 4096, NAME_BYTES = 64, AT_ONCE = 1 << 16, NARROW_TOKENS = 1 << 16 };
+enum { PATH_BYTES = 4096, NAME_BYTES = 64, DIGITS = 6, AT_ONCE = 1 << 16, NARROW_TOKENS = 1 << 16 };
 static const int64_t LARGEST = (int64_t)1 << 32; /* bytes of a file */
 
 #define FIELD(name) offsetof(tokens_options, name)
@@ -123,7 +123,7 @@ static int64_t shards_of(const tokens_options *o, int64_t n) {
 /* What follows --out in the name of file number k. */
 static const char *rest_of(const token_files *f, int64_t k, char rest[NAME_BYTES]) {
     if (k < f->val_shards + f->train_shards)
-        snprintf(rest, NAME_BYTES, "_%s_%06lld.bin", k < f->val_shards ? "val" : "train", (long long)k);
+        snprintf(rest, NAME_BYTES, "_%s_%0*lld.bin", k < f->val_shards ? "val" : "train", DIGITS, (long long)k);
     else
         snprintf(rest, NAME_BYTES, "_tokenizer.bin");
     return rest;
@@ -149,21 +149,27 @@ static int64_t tokens_of(const token_files *f, int64_t k, const uint32_t **token
     return i + 1 < (trains ? f->train_shards : f->val_shards) || left > INT32_MAX ? f->o->shard : left;
 }
 
-static bool plan(token_files *f, const tokens_options *o, const tokenizer *t, const token_list *l) {
+/* Where files are written; plan says which. */
+static bool name_files(token_files *f, const tokens_options *o, const tokenizer *t) {
     const char *const slash = strrchr(o->out, '/');
-    *f = (token_files){.o = o, .t = t, .token = l->token, .base = slash ? slash + 1 : o->out};
+    *f = (token_files){.o = o, .t = t, .base = slash ? slash + 1 : o->out};
     if (strlen(o->out) > PATH_BYTES - 2 * NAME_BYTES) {
         cli_fail(CLI_FAILURE, "--out has %zu bytes, %d are possible", strlen(o->out), PATH_BYTES - 2 * NAME_BYTES);
         return false;
     }
     snprintf(f->folder, sizeof f->folder, "%.*s", slash ? (int)(slash - o->out + (slash == o->out)) : 1,
              slash ? o->out : ".");
+    return true;
+}
+
+static void plan(token_files *f, const token_list *l) {
+    const tokens_options *const o = f->o;
+    f->token = l->token;
     f->val_tokens = (int64_t)(o->val * (double)l->n);
     f->train_tokens = l->n - f->val_tokens;
     f->val_shards = shards_of(o, f->val_tokens);
     f->train_shards = shards_of(o, f->train_tokens);
     f->n = f->val_shards + f->train_shards + !o->tokenizer;
-    return true;
 }
 
 /* ---- files of an earlier call ---- */
@@ -176,7 +182,7 @@ static void pattern_of(const char *out, const char *rest, char pattern[2 * PATH_
     strcpy(to, rest);
 }
 
-/* They would be read together with the new ones. */
+/* They would be read together with the new ones. Some may be of a longer prefix: not is_shard. */
 static void find_old(const token_files *f, glob_t *found) {
     static const char *const rests[] = {"_train_*.bin", "_val_*.bin"};
     char pattern[2 * PATH_BYTES];
@@ -186,12 +192,23 @@ static void find_old(const token_files *f, glob_t *found) {
     }
 }
 
+/* Whether a path that find_old has found is a file of this prefix: between its kind and .bin there is a number only. */
+static bool is_shard(const token_files *f, const char *path) {
+    const char *const slash = strrchr(path, '/');
+    const char *const number = strchr((slash ? slash + 1 : path) + strlen(f->base) + 1, '_') + 1;
+    const size_t digits = strspn(number, "0123456789");
+    return digits >= DIGITS && strcmp(number + digits, ".bin") == 0;
+}
+
 static bool may_write(const token_files *f, const glob_t *old) {
-    char path[PATH_BYTES] = "";
+    char path[PATH_BYTES];
     struct stat status;
     if (f->o->overwrite) return true;
-    if (!f->o->tokenizer) path_of(f, f->n - 1, path);
-    const char *const there = old->gl_pathc > 0 ? old->gl_pathv[0] : *path && lstat(path, &status) == 0 ? path : NULL;
+    const char *there = NULL;
+    for (size_t i = 0; !there && i < old->gl_pathc; ++i)
+        if (is_shard(f, old->gl_pathv[i])) there = old->gl_pathv[i];
+    path_of(f, f->val_shards + f->train_shards, path);
+    if (!there && !f->o->tokenizer && lstat(path, &status) == 0) there = path;
     if (!there) return true;
     cli_fail(CLI_FAILURE, "%s is there: name another --out, or remove these files with --overwrite", there);
     return false;
@@ -208,8 +225,9 @@ static bool is_new(const token_files *f, const char *path) {
 static bool remove_old(const token_files *f, const glob_t *old) {
     bool ok = true;
     for (size_t i = 0; i < old->gl_pathc; ++i) {
-        if (is_new(f, old->gl_pathv[i]) || unlink(old->gl_pathv[i]) == 0) continue;
-        cli_fail(CLI_FAILURE, "cannot remove %s: %s", old->gl_pathv[i], strerror(errno));
+        const char *const path = old->gl_pathv[i];
+        if (!is_shard(f, path) || is_new(f, path) || unlink(path) == 0) continue;
+        cli_fail(CLI_FAILURE, "cannot remove %s: %s", path, strerror(errno));
         ok = false;
     }
     return ok;
@@ -316,30 +334,42 @@ static void print_files(const token_files *f) {
                f->val_shards ? "training" : "held-out");
         return;
     }
-    pattern_of(f->o->out, "_train_*.bin", pattern);
+    /* A * would match files of longer prefixes, too. */
+    const bool more_digits = f->val_shards + f->train_shards > 1000000;
+    pattern_of(f->o->out, more_digits ? "_train_*.bin" : "_train_??????.bin", pattern);
     print_word("train: fattn train --data ", pattern);
-    pattern_of(f->o->out, "_val_*.bin", pattern);
+    pattern_of(f->o->out, more_digits ? "_val_*.bin" : "_val_??????.bin", pattern);
     print_word(" --val ", pattern);
     print_word(" --tokenizer ", f->o->tokenizer ? f->o->tokenizer : path);
     putchar('\n');
 }
 
-static bool write_all(const tokens_options *o, const tokenizer *t, const token_list *l) {
-    token_files f;
+/* Whether what is there allows to write: before the texts are read, which may take long. */
+static bool is_free(const token_files *f) {
     glob_t old = {0};
-    if (!plan(&f, o, t, l)) return false;
-    find_old(&f, &old);
-    const bool ok = may_write(&f, &old) && write_files(&f) && remove_old(&f, &old);
+    find_old(f, &old);
+    const bool ok = may_write(f, &old);
     globfree(&old);
-    if (ok) print_files(&f);
+    return ok;
+}
+
+static bool write_all(token_files *f, const token_list *l) {
+    glob_t old = {0};
+    plan(f, l);
+    find_old(f, &old);
+    const bool ok = may_write(f, &old) && write_files(f) && remove_old(f, &old);
+    globfree(&old);
+    if (ok) print_files(f);
     return ok;
 }
 
 static int run(const void *options, int n_operands, char *const *operands) {
     const tokens_options *const o = options;
     tokenizer t;
+    token_files f;
     token_list l = {0};
     if (n_operands == 0) return cli_fail(CLI_USAGE, "no text: name at least one FILE");
+    if (!name_files(&f, o, &t) || !is_free(&f)) return CLI_FAILURE;
     if (!(o->tokenizer ? tokenizer_read(&t, o->tokenizer) : tokenizer_of_bytes(&t))) return CLI_FAILURE;
     bool ok = true;
     for (int i = 0; ok && i < n_operands; ++i) ok = add_file(&t, operands[i], o->split, &l);
@@ -347,7 +377,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
         cli_fail(CLI_FAILURE, "the text has no bytes");
         ok = false;
     }
-    ok = ok && write_all(o, &t, &l);
+    ok = ok && write_all(&f, &l);
     free(l.token);
     tokenizer_free(&t);
     return ok ? CLI_OK : CLI_FAILURE;

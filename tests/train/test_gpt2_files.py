@@ -59,7 +59,8 @@ def tokens_of_bytes():
     assert len(val) == (len(text) + 1) // 10
     h = header("t_tokenizer.bin")
     assert list(h[:4]) == [20240328, 2, 257, 256], h[:4]
-    fattn("tokens", "text", "--out", "t", code=1, says="is there: name another --out")
+    for words in (["text"], ["missing"]): # nothing is read for it
+        fattn("tokens", *words, "--out", "t", code=1, says="is there: name another --out")
     fattn("tokens", "text", "text", "--out", "deep/p", "--split", "paragraph", "--val", "0", "--shard", "1000")
     parts = sorted(os.listdir("deep"))
     assert parts[-1] == "p_train_000027.bin" and parts[0] == "p_tokenizer.bin", parts
@@ -129,6 +130,27 @@ def files_of_other_prefixes_stay():
         assert f.read() == "precious"
     fattn("tokens", "text", "--out", "other/r1", "--overwrite")
     assert header("other/r1_tokenizer.bin")[0] == 20240328
+
+
+def files_of_longer_prefixes_stay():
+    """A prefix's own files have a number of six digits or more behind _train_ or _val_, and nothing else there."""
+    fattn("tokens", "text", "--out", "long/w_train_small")
+    for name in ("w_train_small.bin", "w_val_1.bin", "w_train_000001a.bin"):
+        open("long/" + name, "w").close()
+    before = set(os.listdir("long"))
+    said = fattn("tokens", "text", "--out", "long/w")
+    line = [x for x in said.splitlines() if x.startswith("train: fattn ")][0]
+    fattn(*shlex.split(line)[2:], *SIZES, "--steps", "1", "--checkpoint", "-", says="1 steps")
+    assert fattn("tokens", "text", "--out", "long/w", "--overwrite").splitlines()[-1] == line
+    own = {"w_train_000001.bin", "w_val_000000.bin", "w_tokenizer.bin"}
+    assert set(os.listdir("long")) == before | own, os.listdir("long")
+    for name in own - {"w_tokenizer.bin"}:
+        os.remove("long/" + name)
+    words = ["tokens", "text", "--out", "long/w", "--tokenizer", "t_tokenizer.bin"]
+    open("long/w_train_1000000.bin", "w").close()
+    fattn(*words, code=1, says="long/w_train_1000000.bin is there")
+    fattn(*words, "--overwrite")
+    assert set(os.listdir("long")) == before | own, os.listdir("long")
 
 
 def the_printed_command_runs():
@@ -556,8 +578,9 @@ def full_disks():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (tokens_of_bytes, paragraphs, a_rest_joins, files_of_other_prefixes_stay, the_printed_command_runs,
-                     byte_pairs, both_directions, later_steps, a_log_is_no_input, damaged, full_disks):
+        for test in (tokens_of_bytes, paragraphs, a_rest_joins, files_of_other_prefixes_stay,
+                     files_of_longer_prefixes_stay, the_printed_command_runs, byte_pairs, both_directions, later_steps,
+                     a_log_is_no_input, damaged, full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")
