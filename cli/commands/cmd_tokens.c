@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -110,6 +111,7 @@ typedef struct token_files {
     int64_t val_shards, train_shards, n;
     char folder[PATH_BYTES - NAME_BYTES];
     const char *base; /* the last part of --out */
+    int lock;         /* file number 0, locked while files wait; -1: not */
 } token_files;
 
 /* Shards of n tokens. A rest of less than half a shard joins the shard before it: it may be shorter than a batch. A
@@ -152,7 +154,7 @@ static int64_t tokens_of(const token_files *f, int64_t k, const uint32_t **token
 /* Where files are written; plan says which. */
 static bool name_files(token_files *f, const tokens_options *o, const tokenizer *t) {
     const char *const slash = strrchr(o->out, '/');
-    *f = (token_files){.o = o, .t = t, .base = slash ? slash + 1 : o->out};
+    *f = (token_files){.o = o, .t = t, .base = slash ? slash + 1 : o->out, .lock = -1};
     if (strlen(o->out) > PATH_BYTES - 2 * NAME_BYTES) {
         cli_fail(CLI_FAILURE, "--out has %zu bytes, %d are possible", strlen(o->out), PATH_BYTES - 2 * NAME_BYTES);
         return false;
@@ -249,21 +251,53 @@ static bool put_shard(durable_stream *s, const uint32_t *token, int64_t n, bool 
             else
                 llmc_put_u32(bytes + i * size, token[done + i]);
         }
-        ok = durable_append(s, bytes, (size_t)(part * size));
+        ok = durable_append(s, bytes, (size_t)(part * size)) && !cli_interrupted();
     }
     free(bytes);
     return ok;
 }
 
+/* Removes what processes that were killed have left: files with the name of a number 0 that is not locked. */
+static void remove_leftovers(const token_files *f) {
+    char pattern[2 * PATH_BYTES];
+    glob_t first = {0};
+    pattern_of(f->folder, "/unfinished-*-of-0.tmp", pattern);
+    (void)glob(pattern, 0, NULL, &first);
+    for (size_t i = 0; i < first.gl_pathc; ++i) {
+        char *const path = first.gl_pathv[i];
+        glob_t all = {0};
+        const int file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0) {
+            path[strlen(path) - strlen("0.tmp")] = 0;
+            pattern_of(path, "*.tmp", pattern);
+            (void)glob(pattern, 0, NULL, &all);
+        }
+        for (size_t k = all.gl_pathc; k > 0; --k)
+            unlink(all.gl_pathv[k - 1]); /* number 0, by which they are found, last */
+        globfree(&all);
+        if (file >= 0) close(file);
+    }
+    globfree(&first);
+}
+
+/* Gives a file that begins the name with which it waits; number 0 is locked before. */
+static void let_wait(token_files *f, int64_t k, durable_stream *s) {
+    char waiting[PATH_BYTES];
+    waiting_path_of(f, k, waiting);
+    if (k == 0 && flock(s->file, LOCK_EX | LOCK_NB) == 0) f->lock = fcntl(s->file, F_DUPFD_CLOEXEC, 0);
+    if (rename(s->temporary, waiting) == 0) snprintf(s->temporary, sizeof s->temporary, "%s", waiting);
+}
+
 /* Under the name with which it waits; an error message has the later one. */
-static bool write_file(const token_files *f, int64_t k) {
+static bool write_file(token_files *f, int64_t k) {
     char name[PATH_BYTES], rest[NAME_BYTES];
     const uint32_t *token = NULL;
     const int64_t n = tokens_of(f, k, &token);
     durable_stream s;
     snprintf(name, sizeof name, "%s%s", f->base, rest_of(f, k, rest));
-    const bool ok = durable_begin(&s, f->folder, name) &&
-                    (token ? put_shard(&s, token, n, f->t->n <= NARROW_TOKENS) : tokenizer_put(f->t, &s));
+    bool ok = durable_begin(&s, f->folder, name);
+    if (ok) let_wait(f, k, &s);
+    ok = ok && (token ? put_shard(&s, token, n, f->t->n <= NARROW_TOKENS) : tokenizer_put(f->t, &s));
     waiting_path_of(f, k, s.path);
     return durable_end(&s, ok) && ok;
 }
@@ -276,29 +310,36 @@ static bool sync_folder(const char *folder) {
     return ok;
 }
 
-/* Gives all files their names. */
+/* Gives all files their names, number 0, which is locked, last. */
 static bool place(const token_files *f) {
     char waiting[PATH_BYTES], path[PATH_BYTES];
-    for (int64_t k = 0; k < f->n; ++k) {
+    for (int64_t k = f->n - 1; k >= 0; --k) {
         waiting_path_of(f, k, waiting);
         path_of(f, k, path);
-        if (rename(waiting, path) == 0 && (k + 1 < f->n || sync_folder(f->folder))) continue;
+        if (rename(waiting, path) == 0 && (k > 0 || sync_folder(f->folder))) continue;
         cli_fail(CLI_FAILURE, "cannot write %s: %s", path, strerror(errno));
         return false;
     }
     return true;
 }
 
-static bool write_files(const token_files *f) {
+/* Until an interrupt; when all are written it is too late for one. */
+static int write_files(token_files *f) {
     int64_t written = 0;
-    while (written < f->n && write_file(f, written)) ++written;
-    if (written == f->n && place(f)) return true;
-    for (int64_t k = 0; k < written; ++k) {
+    remove_leftovers(f);
+    cli_catch_interrupts();
+    while (written < f->n && !cli_interrupted() && write_file(f, written)) ++written;
+    const bool stopped = cli_interrupted(), ok = !stopped && written == f->n && place(f);
+    for (int64_t k = written - 1; !ok && k >= 0; --k) {
         char waiting[PATH_BYTES];
         waiting_path_of(f, k, waiting);
         unlink(waiting);
     }
-    return false;
+    if (f->lock >= 0) close(f->lock);
+    if (stopped)
+        return cli_fail(CLI_INTERRUPTED, "interrupted after %lld of %lld files, none of which is kept",
+                        (long long)written, (long long)f->n);
+    return ok ? CLI_OK : CLI_FAILURE;
 }
 
 /* ---- what is printed ---- */
@@ -353,14 +394,16 @@ static bool is_free(const token_files *f) {
     return ok;
 }
 
-static bool write_all(token_files *f, const token_list *l) {
+static int write_all(token_files *f, const token_list *l) {
     glob_t old = {0};
     plan(f, l);
     find_old(f, &old);
-    const bool ok = may_write(f, &old) && write_files(f) && remove_old(f, &old);
+    int code = may_write(f, &old) ? write_files(f) : CLI_FAILURE;
+    if (!code && !remove_old(f, &old)) code = CLI_FAILURE;
     globfree(&old);
-    if (ok) print_files(f);
-    return ok;
+    cli_release_interrupts(); /* nothing is left to be done */
+    if (!code) print_files(f);
+    return code;
 }
 
 static int run(const void *options, int n_operands, char *const *operands) {
@@ -377,10 +420,10 @@ static int run(const void *options, int n_operands, char *const *operands) {
         cli_fail(CLI_FAILURE, "the text has no bytes");
         ok = false;
     }
-    ok = ok && write_all(&f, &l);
+    const int code = ok ? write_all(&f, &l) : CLI_FAILURE;
     free(l.token);
     tokenizer_free(&t);
-    return ok ? CLI_OK : CLI_FAILURE;
+    return code;
 }
 
 const cli_command cmd_tokens = {

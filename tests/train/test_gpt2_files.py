@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unicodedata
 
 import h5py
@@ -73,6 +74,39 @@ def tokens_of_bytes():
     fattn("tokens", "missing", "--out", "x", code=1, says="No such file")
     fattn("tokens", "text", "missing", "--out", "x", code=1, says="No such file")
     assert not [n for n in os.listdir(".") if n.startswith("x")]
+
+
+def begun(folder, text):
+    """A call that writes thousands of small files, when the first are in the folder."""
+    p = subprocess.Popen([FATTN, "tokens", text, "--out", folder + "/many", "--shard", "2"], stderr=subprocess.PIPE,
+                         stdout=subprocess.DEVNULL, text=True)
+    until = time.monotonic() + 60
+    while not [n for n in os.listdir(folder) if "-of-1." in n]:
+        assert p.poll() is None and time.monotonic() < until, p
+        time.sleep(0.001)
+    return p
+
+
+def an_interrupt_leaves_nothing():
+    """Nor does a call that was killed, when the next one has been there; one that goes on is left alone."""
+    os.mkdir("stopped")
+    with open("much", "wb") as f:
+        f.write(bytes(400000))
+    for how in (signal.SIGINT, signal.SIGTERM):
+        p = begun("stopped", "much")
+        p.send_signal(how)
+        _, said = p.communicate(timeout=60)
+        assert p.returncode == 130 and "interrupted after" in said and "none of which is kept" in said, said
+        assert os.listdir("stopped") == [], how
+    p = begun("stopped", "much")
+    p.send_signal(signal.SIGSTOP)
+    waiting = {n for n in os.listdir("stopped") if "-of-" in n}
+    fattn("tokens", "text", "--out", "stopped/t")
+    assert waiting <= set(os.listdir("stopped"))
+    p.kill()
+    p.communicate()
+    fattn("tokens", "text", "--out", "stopped/t", "--overwrite")
+    assert waiting and not [n for n in os.listdir("stopped") if "-of-" in n]
 
 
 def documents(*paths):
@@ -578,9 +612,9 @@ def full_disks():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (tokens_of_bytes, paragraphs, a_rest_joins, files_of_other_prefixes_stay,
-                     files_of_longer_prefixes_stay, the_printed_command_runs, byte_pairs, both_directions, later_steps,
-                     a_log_is_no_input, damaged, full_disks):
+        for test in (tokens_of_bytes, an_interrupt_leaves_nothing, paragraphs, a_rest_joins,
+                     files_of_other_prefixes_stay, files_of_longer_prefixes_stay, the_printed_command_runs, byte_pairs,
+                     both_directions, later_steps, a_log_is_no_input, damaged, full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")
