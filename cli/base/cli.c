@@ -312,6 +312,8 @@ static int parse(const cli_command *c, int argc, char **argv, void *options, int
             if (!take_option(c, argc, argv, &i, options)) return CLI_USAGE;
         } else if (!c->operands) {
             return cli_fail(CLI_USAGE, "unexpected \"%s\"; see fattn %s --help", argv[i], c->name);
+        } else if (!argv[i][0]) {
+            return cli_fail(CLI_USAGE, "operand %d is empty; see fattn %s --help", *n + 1, c->name);
         } else {
             argv[++*n] = argv[i];
         }

@@ -38,7 +38,7 @@ typedef struct cli_option {
 
 typedef struct cli_command {
     const char *name;     /* "check" */
-    const char *operands; /* "[CASE...]"; NULL: takes none */
+    const char *operands; /* "[CASE...]", none of them empty; NULL: takes none */
     const char *summary;  /* one line for `fattn --help` */
     const char *details;  /* further text of `fattn check --help`, lines of at most 80 columns */
     const cli_option *options;

@@ -149,6 +149,15 @@ Test(options, wrong_values_are_named) {
     }
 }
 
+Test(options, an_empty_operand_is_named, .init = cr_redirect_stderr) {
+    cr_assert_eq(cli_main(commands, 4, (char *[]){"fattn", "with", "one", "", NULL}), CLI_USAGE);
+    cr_assert_eq(cli_main(commands, 4, (char *[]){"fattn", "with", "--", "", NULL}), CLI_USAGE);
+    cr_assert_eq(n_seen, 0);
+    fflush(stderr);
+    expect_text(cr_get_redirected_stderr(), "fattn with: operand 2 is empty; see fattn with --help\n"
+                                            "fattn with: operand 1 is empty; see fattn with --help\n");
+}
+
 Test(options, help_names_every_option, .init = cr_redirect_stdout) {
     cr_assert_eq(fattn("plain --count 5 --help"), CLI_OK);
     fflush(stdout);

@@ -59,6 +59,10 @@ fi
 expect 2 '--d: "257" is not a whole number from 1 to 256' info --d 257
 expect 2 'unexpected "more"' info more
 full 'cannot write to standard output' info
+for command in tokens bench check eval convert; do
+    expect 2 "fattn $command: operand 1 is empty" "$command" ''
+done
+expect 2 'fattn convert: operand 2 is empty' convert none.bin ''
 
 # An OpenBLAS that does not know the CPU is many times slower.
 if grep -q ' avx2 ' /proc/cpuinfo; then
