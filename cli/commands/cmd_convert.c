@@ -165,8 +165,22 @@ static bool is_checkpoint(const char *path) {
     return ends_with(path, ".h5");
 }
 
+/* An option that was given and that says nothing about a conversion; NULL: none. */
+static const char *refused(const train_options *o) {
+    const train_options *const unset = &train_unset;
+    return o->init                    ? "init"
+           : o->resume                ? "resume"
+           : o->checkpoint            ? "checkpoint"
+           : o->ranks != unset->ranks ? "ranks"
+           : o->gpus != unset->gpus   ? "gpus"
+           : o->zero                  ? "zero"
+                                      : NULL;
+}
+
 static int run(const void *options, int n_operands, char *const *operands) {
     conversion c = {.o = *(const train_options *)options};
+    const char *const name = refused(&c.o);
+    if (name) return cli_fail(CLI_USAGE, "--%s is for fattn train, not for convert", name);
     if (n_operands != 2) return cli_fail(CLI_USAGE, "two operands are needed: FROM TO");
     c.from = operands[0], c.to = operands[1];
     const bool stored = is_checkpoint(c.from);
@@ -195,9 +209,10 @@ const cli_command cmd_convert = {
                "llm.c's model file or folder      folder: a checkpoint, for fattn train --resume\n"
                "\n"
                "Values are F32 (a bf16 run's masters); bf16 rounds them to nearest. A checkpoint\n"
-               "gets its options from here: those of fattn train. --data must name the files that\n"
-               "a folder's run reads, with its --batch and --context. What is there is replaced, and\n"
-               "later steps in a folder are removed, only with --overwrite.",
+               "gets its options from here: those of fattn train, except --init, --resume,\n"
+               "--checkpoint, --ranks, --gpus and --zero. --data must name the files that a\n"
+               "folder's run reads, with its --batch and --context. What is there is replaced,\n"
+               "and later steps in a folder are removed, only with --overwrite.",
     .options = train_table,
     .defaults = &train_unset,
     .size = sizeof train_unset,

@@ -427,6 +427,16 @@ def both_directions():
     assert not os.path.exists("other.bin")
 
 
+def options_of_no_conversion():
+    """They are refused by name."""
+    before = sorted(os.listdir("."))
+    for words in (["ours", "no.bin"], ["ours", "no"], ["model.bin", "no.bin"], ["run", "no"]):
+        for option in (["--init", "half.bin"], ["--resume", "ours"], ["--checkpoint", "other"], ["--ranks", "4"],
+                       ["--ranks", "1"], ["--gpus", "2"], ["--zero"]):
+            fattn("convert", *words, *option, code=2, says=f"{option[0]} is for fattn train")
+    assert sorted(os.listdir(".")) == before
+
+
 def later_steps():
     """Readers of an llm.c folder take the newest DONE: an earlier step cannot be added."""
     fattn("convert", "ours", "steps")
@@ -614,7 +624,7 @@ def main():
         os.chdir(folder)
         for test in (tokens_of_bytes, an_interrupt_leaves_nothing, paragraphs, a_rest_joins,
                      files_of_other_prefixes_stay, files_of_longer_prefixes_stay, the_printed_command_runs, byte_pairs,
-                     both_directions, later_steps, a_log_is_no_input, damaged, full_disks):
+                     both_directions, options_of_no_conversion, later_steps, a_log_is_no_input, damaged, full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")
