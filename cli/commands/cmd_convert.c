@@ -132,8 +132,9 @@ static int write_checkpoint(const conversion *c) {
         code = CLI_FAILURE;
     durable_release(&lock);
     if (!code)
-        printf("%s: checkpoint of step %lld, %lld parameters; go on with fattn train --resume %s\n", c->to,
-               (long long)c->r.step, (long long)model_size(c->r.model), c->to);
+        printf("%s: checkpoint of step %lld, %lld parameters; go on with fattn train --resume %s%s\n", c->to,
+               (long long)c->r.step, (long long)model_size(c->r.model), c->to,
+               c->o.task == TASK_TOKENS ? " (on random tokens: no --data was given)" : "");
     return code;
 }
 
@@ -211,8 +212,9 @@ const cli_command cmd_convert = {
                "Values are F32 (a bf16 run's masters); bf16 rounds them to nearest. A checkpoint\n"
                "gets its options from here: those of fattn train, except --init, --resume,\n"
                "--checkpoint, --ranks, --gpus and --zero. --data must name the files that a\n"
-               "folder's run reads, with its --batch and --context. What is there is replaced,\n"
-               "and later steps in a folder are removed, only with --overwrite.",
+               "folder's run reads, with its --batch and --context; without it the checkpoint's\n"
+               "training goes on with random tokens. What is there is replaced, and later steps\n"
+               "in a folder are removed, only with --overwrite.",
     .options = train_table,
     .defaults = &train_unset,
     .size = sizeof train_unset,
