@@ -269,6 +269,14 @@ static void print_row(kind what, int64_t n, const row *r) {
     fflush(stdout);
 }
 
+/* Whole, or null: not known. A prediction may be beyond 64 bits. */
+static void log_bytes(json *j, const char *key, double bytes) {
+    if (bytes < 0x1p63)
+        json_int(j, key, (int64_t)bytes);
+    else
+        json_real(j, key, bytes);
+}
+
 static void log_row(json *j, kind what, int64_t n, const row *r) {
     for (int w = 0; w < WAYS; ++w) {
         const reading *v = &r->way[w];
@@ -278,9 +286,9 @@ static void log_row(json *j, kind what, int64_t n, const row *r) {
         json_text(j, "algorithm", name_of[w]);
         json_int(j, "n", n);
         json_text(j, "state", states[v->state]);
-        json_real(j, what == ONE_LAYER ? "predicted_bytes" : "predicted_at_least_bytes", v->predicted);
-        json_real(j, "counted_bytes", v->state == MEASURED ? v->counted : NAN);
-        json_real(j, "process_bytes", v->state == MEASURED ? v->process : NAN); /* null on a GPU */
+        log_bytes(j, what == ONE_LAYER ? "predicted_bytes" : "predicted_at_least_bytes", v->predicted);
+        log_bytes(j, "counted_bytes", v->state == MEASURED ? v->counted : NAN);
+        log_bytes(j, "process_bytes", v->state == MEASURED ? v->process : NAN); /* null on a GPU */
         json_end(j);
     }
 }

@@ -57,7 +57,7 @@ void bench_log(json *j, const layer *l, bool causal, const bench_speed *f, const
     json_real(j, "backward_seconds_best", b->time.best);
     json_real(j, "backward_seconds_median", b->time.median);
     json_real(j, "backward_gflops", 1e-9 * b->flops);
-    json_real(j, "peak_bytes", (double)l->predicted_peak);
+    json_int(j, "peak_bytes", (int64_t)l->predicted_peak);
 }
 
 static void log_row(json *j, const bench_options *o, const layer *l, const bench_speed *f, const bench_speed *b,

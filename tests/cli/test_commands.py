@@ -131,6 +131,9 @@ def memory_is_as_predicted():
     fattn("memory", "--n", "256,512", "--layers", "1", "--json", "memory.json", "--plot", "a/m.svg")
     rows = {(r["what"], r["algorithm"], r["n"]): r for r in lines("memory.json")}
     assert len(rows) == 8, rows
+    for row in rows.values():
+        predicted = "predicted_bytes" if row["what"] == "layer" else "predicted_at_least_bytes"
+        assert all(type(row[key]) is int for key in (predicted, "counted_bytes", "process_bytes")), row
     for n in (256, 512):
         for algorithm in ("standard", "flash"):
             row = rows["layer", algorithm, n]
@@ -156,7 +159,9 @@ def memory_is_as_predicted():
 
     text = fattn("memory", "--n", "64,4096", "--layers", "0", "--limit", "20", "--json", "limit.json")
     assert "no fit" in text, text
-    states = {(r["algorithm"], r["n"]): r["state"] for r in lines("limit.json")}
+    rows = lines("limit.json")
+    assert all((r["counted_bytes"] is None) == (r["state"] == "no fit") for r in rows), rows
+    states = {(r["algorithm"], r["n"]): r["state"] for r in rows}
     assert states == {("standard", 64): "measured", ("flash", 64): "measured",
                       ("standard", 4096): "no fit", ("flash", 4096): "measured"}, states
 
@@ -196,6 +201,7 @@ def bench_measures():
         assert abs(row["forward_gflops"] * row["forward_seconds_best"] * 1e9 / flop - 1) < 1e-6
         assert abs(row["backward_gflops"] * row["backward_seconds_best"] * 1e9 / flop - 2.5) < 1e-5
         assert row["forward_seconds_best"] <= row["forward_seconds_median"]
+        assert type(row["peak_bytes"]) is int, row
         assert row["sgemm_gflops"] > 0.1 and row["fma_peak_gflops"] > 0.1, row
     for dtype in ("f64", "f16", "bf16"):
         fattn("bench", "--n", "64", "--heads", "1", "--repeat", "1", "--dtype", dtype, "--algorithm", "auto",
