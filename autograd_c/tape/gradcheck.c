@@ -63,12 +63,12 @@ static const fattn_op_def dot = {.struct_size = sizeof dot,
                                  .forward = dot_forward,
                                  .backward = dot_backward};
 
-/* Records the user's graph over these parameters; y is its output. */
-static fattn_status evaluate(checker *k, fattn_param *params, bool with_gradient, fattn_var *out, fattn_tensor *y) {
-    const fattn_dtype dtype = with_gradient ? k->dtype : FATTN_F64;
+/* Records the user's graph over these parameters, with these flags; y is its output. */
+static fattn_status evaluate(checker *k, fattn_param *params, uint32_t flags, fattn_var *out, fattn_tensor *y) {
+    const fattn_dtype dtype = flags & FATTN_PARAM_FROZEN ? FATTN_F64 : k->dtype;
     fattn_tape_reset(k->tape);
     for (int i = 0; i < k->n; ++i) {
-        params[i].flags = with_gradient ? 0 : FATTN_PARAM_FROZEN;
+        params[i].flags = flags;
         k->in[i] = params[i].value.dtype ? fattn_use(k->tape, &params[i]) : fattn_input(k->tape, &k->inputs[i]);
     }
     *out = k->fn(k->tape, k->in, k->n, k->user);
@@ -93,19 +93,30 @@ static void free_host_tensor(checker *k, fattn_tensor *t) {
     t->data = NULL;
 }
 
-/* Fills the params' gradients; makes the buffers that are as large as y. */
-static fattn_status analytic(checker *k) {
-    fattn_var out;
-    fattn_tensor y;
-    FATTNI_TRY(evaluate(k, k->narrow, true, &out, &y));
+/* Makes the buffers that are as large as y. */
+static fattn_status make_buffers(checker *k, const fattn_tensor *shape) {
+    const fattn_tensor y = *shape;
     fattn_tensor *const like_y[] = {&k->weights, &k->high, &k->low};
     FATTNI_TRY(fattn_tensor_alloc(k->ctx, k->dtype, y.ndim, y.shape, &k->cotangent));
     for (int i = 0; i < 3; ++i) FATTNI_TRY(host_tensor(k, &y, like_y[i]));
     const fattn_rng rng = {.seed = k->opt.seed, .stream = COTANGENT_STREAM};
     FATTNI_TRY(fattn_tensor_normal(k->ctx, &k->cotangent, 0, 1, rng));
-    FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->weights, &k->cotangent));
-    const fattn_var operands[] = {out, fattn_input(k->tape, &k->cotangent)};
-    return fattn_tape_backward(k->tape, fattn_op_custom(k->tape, &dot, operands, 2, NULL));
+    return fattn_tensor_copy(k->ctx, &k->weights, &k->cotangent);
+}
+
+/* Fills the params' gradients with twice what they should be: stores them, over NaN, and adds them. So an op fails
+   that adds where it should overwrite, or overwrites where it should add. */
+static fattn_status analytic(checker *k) {
+    static const uint32_t passes[] = {FATTN_PARAM_ONE_PASS, 0};
+    for (int pass = 0; pass < 2; ++pass) {
+        fattn_var out;
+        fattn_tensor y;
+        FATTNI_TRY(evaluate(k, k->narrow, passes[pass], &out, &y));
+        if (pass == 0) FATTNI_TRY(make_buffers(k, &y));
+        const fattn_var operands[] = {out, fattn_input(k->tape, &k->cotangent)};
+        FATTNI_TRY(fattn_tape_backward(k->tape, fattn_op_custom(k->tape, &dot, operands, 2, NULL)));
+    }
+    return FATTN_OK;
 }
 
 /* A coordinate of an input, and its value. */
@@ -130,7 +141,7 @@ static fattn_status difference(checker *k, const coordinate *at, double step, do
         fattn_var ignored;
         fattn_tensor y;
         s = move_to(k, at, side ? at->x - step : at->x + step);
-        if (!s) s = evaluate(k, k->params, false, &ignored, &y);
+        if (!s) s = evaluate(k, k->params, FATTN_PARAM_FROZEN, &ignored, &y);
         if (!s) s = fattn_tensor_copy(k->ctx, sides[side], &y); /* fails if the shape changed */
     }
     if (!s) s = move_to(k, at, at->x);
@@ -203,15 +214,17 @@ static fattn_status check_input(checker *k, int input) {
     FATTNI_TRY(host_tensor(k, dx, &k->dx));
     FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->x, x));
     FATTNI_TRY(fattn_tensor_copy(k->ctx, &k->dx, dx));
+    double *const gradient = k->dx.data;
+    for (int64_t e = 0; e < n; ++e) gradient[e] /= 2; /* of two passes */
     k->size = 1;
     for (int64_t e = 0; e < n && k->rounds; ++e)
-        if (isfinite(((const double *)k->dx.data)[e])) k->size = fmax(k->size, fabs(((const double *)k->dx.data)[e]));
+        if (isfinite(gradient[e])) k->size = fmax(k->size, fabs(gradient[e]));
     for (int64_t c = 0; c < m; ++c) {
         const int64_t e = sample(k->opt.seed, input, c, m, n);
         const coordinate at = {x, e, ((const double *)k->x.data)[e]};
         double want;
         FATTNI_TRY(quotient(k, &at, &want));
-        compare(k, input, e, ((const double *)k->dx.data)[e], want);
+        compare(k, input, e, gradient[e], want);
     }
     free_host_tensor(k, &k->x);
     free_host_tensor(k, &k->dx);
@@ -262,7 +275,7 @@ static fattn_status check_inputs(checker *k) {
     return fattn_ctx_fail(k->ctx, FATTN_E_ARG, "gradcheck: none of the %d inputs is f64 or f32", k->n);
 }
 
-/* Row-major copies of the differentiable inputs in this dtype; with zeroed gradients if requested. */
+/* Row-major copies of the differentiable inputs in this dtype; with gradients, of NaN, if requested. */
 static fattn_status make_params(checker *k, fattn_dtype dtype, bool gradients, fattn_param **out) {
     void *params;
     FATTNI_TRY(fattni_host_alloc(k->ctx, (size_t)k->n * sizeof **out, &params));
@@ -276,7 +289,7 @@ static fattn_status make_params(checker *k, fattn_dtype dtype, bool gradients, f
         FATTNI_TRY(fattn_tensor_copy(k->ctx, &p->value, x));
         if (!gradients) continue;
         FATTNI_TRY(fattn_tensor_alloc(k->ctx, dtype, x->ndim, x->shape, &p->grad));
-        FATTNI_TRY(fattni_fill(k->ctx, &p->grad, 0, true));
+        FATTNI_TRY(fattni_fill(k->ctx, &p->grad, (double)NAN, true));
     }
     return FATTN_OK;
 }

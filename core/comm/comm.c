@@ -21,15 +21,17 @@ fattn_status fattni_comm_options(fattn_ctx *ctx, const fattn_comm_options *opt, 
 
 fattn_status fattn_comm_time_limit(fattn_ctx *ctx, const fattn_comm_options *opt, double *seconds) {
     fattn_comm_options o = {0};
+    if (!ctx) return FATTN_E_ARG;
+    if (!seconds) return fattn_ctx_fail(ctx, FATTN_E_ARG, "comm: seconds is NULL");
     FATTNI_TRY(fattni_comm_options(ctx, opt, &o));
     *seconds = o.time_limit;
     return FATTN_OK;
 }
 
 fattn_status fattn_comm_create(fattn_ctx *ctx, const fattn_transport *given, fattn_comm **out) {
-    if (!out) return FATTN_E_ARG;
-    *out = NULL;
+    if (out) *out = NULL;
     if (!ctx) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "comm: out is NULL");
     if (!given) return fattn_ctx_fail(ctx, FATTN_E_ARG, "transport: NULL");
     fattn_transport t = {.struct_size = sizeof t};
     FATTNI_TRY(fattni_take_struct(ctx, "fattn_transport", given, &t, sizeof t));

@@ -39,9 +39,9 @@ static fattn_status join(fattn_ctx *ctx, fattni_nccl_join *j, const fattn_comm_o
 
 fattn_status fattn_comm_nccl(fattn_ctx *ctx, const uint8_t id[FATTN_NCCL_ID], int rank, int size,
                              const fattn_comm_options *opt, fattn_comm **out) {
-    if (!out) return FATTN_E_ARG;
-    *out = NULL;
+    if (out) *out = NULL;
     if (!ctx) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "comm: out is NULL");
     if (!id) return fattn_ctx_fail(ctx, FATTN_E_ARG, "id: NULL");
     if (size < 1 || size > MOST_RANKS || rank < 0 || rank >= size)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "rank %d of %d: not 0..size-1 of 1..%d", rank, size, MOST_RANKS);
@@ -51,9 +51,9 @@ fattn_status fattn_comm_nccl(fattn_ctx *ctx, const uint8_t id[FATTN_NCCL_ID], in
 }
 
 fattn_status fattn_comm_from_nccl(fattn_ctx *ctx, void *nccl_comm, const fattn_comm_options *opt, fattn_comm **out) {
-    if (!out) return FATTN_E_ARG;
-    *out = NULL;
+    if (out) *out = NULL;
     if (!ctx) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "comm: out is NULL");
     if (!nccl_comm) return fattn_ctx_fail(ctx, FATTN_E_ARG, "nccl_comm: NULL");
     FATTNI_TRY(check_context(ctx));
     fattni_nccl_join j = {.theirs = nccl_comm};

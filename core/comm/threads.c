@@ -500,9 +500,9 @@ static const fattni_parts_transport parts_transport = {
 
 fattn_status fattn_comm_join(fattn_ctx *ctx, fattn_world *w, int rank, const fattn_comm_options *opt,
                              fattn_comm **out) {
-    if (!out) return FATTN_E_ARG;
-    *out = NULL;
+    if (out) *out = NULL;
     if (!ctx) return FATTN_E_ARG;
+    if (!out) return fattn_ctx_fail(ctx, FATTN_E_ARG, "comm: out is NULL");
     if (!w) return fattn_ctx_fail(ctx, FATTN_E_ARG, "world: NULL");
     if (rank < 0 || rank >= w->size)
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "rank: %d is not in 0..%d", rank, w->size - 1);

@@ -259,6 +259,7 @@ fattn_status fattn_tensor_normal(fattn_ctx *ctx, const fattn_tensor *dst, double
                               fattn_dtype_name((fattn_dtype)dst->dtype));
     if (!(isfinite(mean) && isfinite(std) && std >= 0))
         return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: mean %g, std %g", mean, std);
+    if (rng.reserved) return fattn_ctx_fail(ctx, FATTN_E_ARG, "tensor_normal: rng.reserved is %u, not 0", rng.reserved);
     if (fattn_tensor_numel(dst) == 0) return FATTN_OK;
     return ctx->ops->normal(ctx, dst, mean, std, rng);
 }

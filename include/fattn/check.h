@@ -47,8 +47,9 @@ typedef struct fattn_gradcheck_options {
 
 /* Inputs are all F64 or all F32, on the context's device; I32 inputs are passed on and not
    differentiated. With F32 the gradients are computed in F32; differences are always taken in F64, at
-   the same points: fn must be able to build its graph in both dtypes. Returns FATTN_E_MISMATCH when a
-   coordinate fails; the report is written either way. */
+   the same points: fn must be able to build its graph in both dtypes. Gradients are computed twice, stored
+   over NaN and then added: an op that adds where d_in_fresh is 1, or overwrites where it is 0, fails.
+   Returns FATTN_E_MISMATCH when a coordinate fails; the report is written either way. */
 FATTN_API FATTN_CHECKED fattn_status fattn_gradcheck(fattn_ctx *ctx, fattn_graph_fn fn, void *user,
                                                      const fattn_tensor *inputs, int n,
                                                      const fattn_gradcheck_options *opt, fattn_report *out);

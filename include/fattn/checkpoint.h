@@ -35,7 +35,8 @@ typedef struct fattn_checkpoint {
 
 /* Writes all of c: to a new file unfinished-<process>-<n>.tmp in path's folder, which must exist, fsync, rename, so
    that a crash at any time leaves an older file at path as it is. ctx is that of the params; waits for its work. ABI,
-   ARG, SHAPE, DTYPE, DEVICE: c is not as described; IO: the file cannot be written; NOMEM. Frozen params have no
+   ARG, SHAPE, DTYPE, DEVICE: c is not as described; IO: the file cannot be written, or path is a folder, a pipe or
+   a device (a link is replaced); NOMEM. Frozen params have no
    optimizer state. */
 FATTN_API FATTN_CHECKED fattn_status fattn_checkpoint_save(fattn_ctx *ctx, const char *path, const fattn_checkpoint *c);
 /* Reads params' values, the state of the optimizer that is given, and step. Names and shapes must be the file's;

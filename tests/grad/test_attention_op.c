@@ -291,6 +291,19 @@ Test(attention_op, a_step_selects_the_dropout_mask) {
     }
 }
 
+Test(attention_op, reserved_fields_are_zero) {
+    const int64_t shapes[3][4] = {{1, 1, 4, 4}, {1, 1, 4, 4}, {1, 1, 4, 4}};
+    for (int n = 0; n < 2; ++n) {
+        begin(FATTN_F32, shapes);
+        fattn_attention_vars x = use_all();
+        *(n ? &x.reserved2 : &x.reserved) = 5;
+        cr_assert_eq(fattn_op_attention_ex(tape, &x, NULL, NULL).id, 0);
+        cr_assert_eq(fattn_tape_status(tape), FATTN_E_ARG);
+        cr_assert(strstr(fattn_ctx_error(ctx), n ? "reserved2 5" : "reserved is 5"), "%s", fattn_ctx_error(ctx));
+        end();
+    }
+}
+
 Test(attention_op, a_step_is_one_integer) {
     const int64_t shapes[3][4] = {{1, 1, 4, 4}, {1, 1, 4, 4}, {1, 1, 4, 4}};
     const fattn_attention_params p = {.struct_size = sizeof p, .dropout_p = 0.5f};

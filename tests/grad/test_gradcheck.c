@@ -11,7 +11,9 @@ typedef struct wave {
     double stretch;  /* all of d_b is multiplied by this */
     double at_end;   /* added to the last element of d_b */
     fattn_dtype out; /* 0 = F64 */
+    int ignores;     /* d_in_fresh: it always overwrites, or adds */
 } wave;
+enum { OVERWRITES = 1, ADDS };
 
 static fattn_status wave_infer(fattn_op_call *c) {
     const wave *f = c->attr;
@@ -36,7 +38,8 @@ static fattn_status wave_backward(fattn_op_call *c) {
         for (int i = 0; i < 2; ++i) {
             if (!c->d_in[i].data) continue;
             double *to = element(&c->d_in[i], e);
-            *to = gradient[i] + (c->d_in_fresh[i] ? 0 : *to);
+            const bool fresh = f->ignores ? f->ignores == OVERWRITES : c->d_in_fresh[i];
+            *to = gradient[i] + (fresh ? 0 : *to);
         }
     }
     return FATTN_OK;
@@ -99,6 +102,17 @@ Test(gradcheck, right_gradients_pass) {
         cr_assert(r.max_abs > 0 && r.rms > 0 && r.rms <= r.max_abs && r.cosine < 1e-15);
     }
     cr_assert_arr_eq(before, b_data, sizeof before, "the inputs are the caller's");
+}
+
+/* Though its gradients are right where a graph uses its inputs once, and begins with zeros. */
+Test(gradcheck, an_op_that_always_overwrites_or_adds_fails) {
+    fattn_report r;
+    cr_assert_eq(check((wave){.w = 2, .stretch = 1, .ignores = OVERWRITES}, (fattn_gradcheck_options){.order = 2}, &r),
+                 FATTN_E_MISMATCH);
+    cr_assert(r.failed == 2 * COUNT && r.nonfinite == 0);
+    cr_assert_eq(check((wave){.w = 2, .stretch = 1, .ignores = ADDS}, (fattn_gradcheck_options){.order = 2}, &r),
+                 FATTN_E_MISMATCH);
+    cr_assert_eq(r.nonfinite, 2 * COUNT);
 }
 
 Test(gradcheck, five_points_are_better_than_two) {
@@ -191,8 +205,8 @@ Test(gradcheck, a_sample_is_spread_and_the_rest_is_cheap) {
         cr_assert_eq(count, m, "%ld different coordinates, not %ld", (long)count, (long)m);
         cr_assert_lt(widest, 2 * (COUNT + m - 1) / m, "one from every %ld", (long)(COUNT / m));
         cr_assert(w.moved[0] && w.moved[COUNT - 1]);
-        cr_assert_eq(w.evaluations, 1 + 2 * m);
-        cr_assert_eq(w.differentiated, 1, "values alone need no gradients");
+        cr_assert_eq(w.evaluations, 2 + 2 * m);
+        cr_assert_eq(w.differentiated, 2, "values alone need no gradients");
     }
 }
 

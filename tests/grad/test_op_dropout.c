@@ -179,8 +179,13 @@ static fattn_var stepped(fattn_tape *t, const fattn_var *in) {
     return fattn_op_dropout(t, in[0], 0.5f, (fattn_rng){.seed = 1}, in[1]);
 }
 
+static fattn_var reserved(fattn_tape *t, const fattn_var *in) {
+    return fattn_op_dropout(t, in[0], 0.5f, (fattn_rng){.reserved = 5}, (fattn_var){0});
+}
+
 Test(dropout, errors) {
     const op_error list[] = {
+        {reserved, FATTN_E_ARG, "dropout: rng.reserved is 5, not 0", 1, {{FATTN_F32, 1, {4}}}},
         {all, FATTN_E_ARG, "dropout: p is 1, not in [0, 1)", 1, {{FATTN_F32, 1, {4}}}},
         {below, FATTN_E_ARG, "dropout: p is -0.1", 1, {{FATTN_F32, 1, {4}}}},
         {not_a_number, FATTN_E_ARG, "dropout: p is nan", 1, {{FATTN_F32, 1, {4}}}},

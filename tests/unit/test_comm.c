@@ -88,6 +88,11 @@ Test(comm, arguments) {
     cr_assert_eq(fattn_comm_join(ctx, w, 2, NULL, &a), FATTN_E_ARG);
     cr_assert_not_null(strstr(fattn_ctx_error(ctx), "rank: 2 is not in 0..1"));
     cr_assert_eq(fattn_comm_join(ctx, NULL, 0, NULL, &a), FATTN_E_ARG);
+    cr_assert_eq(fattn_comm_join(ctx, w, 0, NULL, NULL), FATTN_E_ARG);
+    cr_assert_not_null(strstr(fattn_ctx_error(ctx), "out is NULL"));
+    double seconds;
+    cr_assert_eq(fattn_comm_time_limit(NULL, NULL, &seconds), FATTN_E_ARG);
+    cr_assert_eq(fattn_comm_time_limit(ctx, NULL, NULL), FATTN_E_ARG);
     const fattn_comm_options bad = {.struct_size = sizeof bad, .time_limit = -1};
     cr_assert_eq(fattn_comm_join(ctx, w, 0, &bad, &a), FATTN_E_ARG);
     const fattn_comm_options unknown = {.struct_size = sizeof unknown, .flags = 1u << 31};

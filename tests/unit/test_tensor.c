@@ -295,6 +295,7 @@ Test(tensor, every_error_of_a_tensor_argument) {
 #undef SPOILED
     t = good, t.data = (char *)data + 4;
     REJECTED(FATTN_E_ARG, "is not aligned to its 8-byte elements", fattn_tensor_copy(ctx, &to, &t));
+    REJECTED(FATTN_E_ARG, "rng.reserved is 3", fattn_tensor_normal(ctx, &to, 0, 1, (fattn_rng){.reserved = 3}));
     REJECTED(FATTN_E_ARG, "src: NULL", fattn_tensor_copy(ctx, &to, NULL));
     REJECTED(FATTN_E_ARG, "dst: NULL", fattn_tensor_copy(ctx, NULL, &good));
     t = to, t.stride[0] = 0;

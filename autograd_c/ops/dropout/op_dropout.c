@@ -38,6 +38,8 @@ static fattn_status infer(fattn_op_call *c) {
     FATTNI_TRY(fattni_check_real(c, "dropout", "x", X));
     if (!(a->p >= 0 && a->p < 1))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "dropout: p is %g, not in [0, 1)", (double)a->p);
+    if (a->rng.reserved)
+        return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "dropout: rng.reserved is %u, not 0", a->rng.reserved);
     const long T = lround(FATTNI_DROP_ALL * (double)a->p);
     if (a->p > 0 && (T < 1 || T >= FATTNI_DROP_ALL))
         return fattn_ctx_fail(c->ctx, FATTN_E_ARG, "dropout: p is %g, which rounds to %ld/%d, not 1 to %d of them",

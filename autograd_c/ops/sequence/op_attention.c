@@ -224,6 +224,9 @@ fattn_var fattn_op_attention_ex(fattn_tape *t, const fattn_attention_vars *x, co
     fattn_status s = FATTN_OK;
     if (!x) s = fattn_ctx_fail(t->ctx, FATTN_E_ARG, "attention: the variables are NULL");
     if (!s) s = fattni_take_struct(t->ctx, "fattn_attention_vars", x, &vars, sizeof vars);
+    if (!s && (vars.reserved || vars.reserved2))
+        s = fattn_ctx_fail(t->ctx, FATTN_E_ARG, "attention: the variables' reserved is %u, reserved2 %u, not 0",
+                           vars.reserved, vars.reserved2);
     if (!s && p) s = fattni_take_struct(t->ctx, "fattn_attention_params", p, &own.params, sizeof own.params);
     own.params.struct_size = sizeof own.params;
     if (fattni_tape_fail(t, s)) return (fattn_var){0};
