@@ -63,7 +63,7 @@ typedef struct fattn_attention_params {
                                            host */
     int64_t q_pos0, k_pos0;             /* 0..2^29: position of row 0 and key 0 in the whole
                                            sequence: mask, ALiBi, dropout */
-    fattn_rng rng;                      /* read only when dropout_p > 0; stream = the call site */
+    fattn_rng rng;                      /* used only when dropout_p > 0; stream = the call site */
     int32_t rng_batch0, rng_head0;      /* place of this slice in the whole batch */
     int32_t rng_heads;                  /* heads of the whole batch; 0 = Hq */
     float unified_max;                  /* read only with FATTN_UNIFIED_MAX; finite */
@@ -96,7 +96,8 @@ typedef struct fattn_attention_io {
     const fattn_tensor *dq, *dk, *dv; /* as q, k, v; same dtype or F32; NULL = not wanted */
     const fattn_tensor *d_bias;       /* as bias, reduced over its broadcast dimensions; F32 (F64) */
     const fattn_tensor *d_sink;       /* as sink */
-    void *saved;                      /* from forward to backward: STANDARD's P and L, or FATTN_EXACT_DELTA's bytes */
+    void *saved;                      /* from forward to backward: STANDARD's P and L, or FATTN_EXACT_DELTA's bytes;
+                                         256-byte aligned */
     size_t saved_bytes;
     void *workspace; /* used during the call only; 256-byte aligned */
     size_t workspace_bytes;
@@ -147,7 +148,7 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_query(fattn_ctx *ctx, const
    maxima. So unified_max decides the time. O and L are the same within rounding: 2^-24 of |s - unified_max| in place
    of |s - max|, relative in P and absolute in L. UNSUPPORTED: F16, in which P would be right within -1.4 to +10 only;
    more rows than few, which are 16 on a GPU, 8 on a CPU, or 4 where it multiplies BF16 numbers; on a GPU other dtypes
-   than BF16, softcap, ALiBi, bias and dropout; STANDARD and FLASH1. */
+   than BF16, softcap, ALiBi, bias and dropout; on a CPU more than 256 MiB of sums of parts; STANDARD and FLASH1. */
 FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx, const fattn_attention_params *p,
                                                          const fattn_attention_io *io);
 /* delta = rowsum(dO*O) - dL, dP = keep*(dO V^T)/(1-p), G = P*(dP - delta); dbias = sum G;

@@ -29,7 +29,7 @@ typedef struct fattn_tensor {
 typedef struct fattn_rng {
     uint64_t seed;
     uint32_t stream;
-    uint32_t reserved;
+    uint32_t reserved; /* 0 */
 } fattn_rng;
 
 FATTN_API size_t fattn_dtype_size(fattn_dtype t);            /* bytes; 0 for an unknown code */
