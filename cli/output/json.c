@@ -31,7 +31,8 @@ static int64_t length_until(FILE *file, int64_t step) {
 bool json_resume(json *j, const char *path, int64_t step, bool may_cut) {
     struct stat status;
     if (!json_open(j, path, true)) return false;
-    if (!j->to.file || fstat(fileno(j->to.file), &status) != 0 || !S_ISREG(status.st_mode)) return true;
+    if (!j->to.file || output_is_stdout(j->to.path)) return true; /* what standard output holds is not read */
+    if (fstat(fileno(j->to.file), &status) != 0 || !S_ISREG(status.st_mode)) return true;
     FILE *const old = input_open(path);
     if (!old) return false;
     const int64_t length = length_until(old, step);

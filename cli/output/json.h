@@ -16,8 +16,8 @@ typedef struct json {
    replaces it: a command that logs nothing leaves it as it is. False after an error message. */
 bool json_open(json *j, const char *path, bool append);
 /* The log of a run that resumes after `step`: the first line of a later step, or an incomplete last line, and
-   all lines after it are removed. may_cut false: a log with such lines is an error. False after an error
-   message. */
+   all lines after it are removed. may_cut false: a log with such lines is an error. Standard output is only
+   written to. False after an error message. */
 bool json_resume(json *j, const char *path, int64_t step, bool may_cut);
 void json_begin(json *j);                                    /* { */
 void json_text(json *j, const char *key, const char *value); /* invalid UTF-8 becomes U+FFFD */

@@ -96,6 +96,13 @@ def what_is_not_the_runs_stays(folder):
     assert steps_of(fresh) == list(range(57, STEPS + 1)) and content(log) == before
     run("--resume", older, "--checkpoint", "-", "--json", "-")
     run("--resume", older, "--checkpoint", "-", "--json", "/dev/null")
+    said = os.path.join(folder, "said") # a file as standard output, of a shell's >>
+    with open(said, "w") as f:
+        f.write('{"event": "step", "step": 90}\n')
+    with open(said, "a") as f:
+        subprocess.run([FATTN, "train", "--resume", older, "--checkpoint", "-", "--json", "-"], stdout=f,
+                       stderr=subprocess.DEVNULL, timeout=120, check=True)
+    assert steps_of(said) == [90, *range(57, STEPS + 1)], steps_of(said)
     # With --overwrite the log is cut where the run resumes.
     run("--resume", older, "--overwrite")
     assert steps_of(log) == list(range(1, STEPS + 1)), steps_of(log)
