@@ -163,9 +163,9 @@ static int open_outputs(session *s) {
     const int code = claim_folder(s);
     if (code) return code;
     if (!output_open(&s->plot, o->plot, OUTPUT_LATER)) return CLI_FAILURE;
-    const bool logs = s->setup->from
-                          ? json_resume(&s->log, o->json, s->r.step, o->overwrite || (o->same_log && s->same_folder))
-                          : json_open(&s->log, o->json, false);
+    const json_cut cut = o->overwrite ? JSON_CUT_ANY : o->same_log && s->same_folder ? JSON_CUT_OWN : JSON_CUT_NONE;
+    const bool logs = s->setup->from ? json_resume(&s->log, o->json, s->r.step, s->r.history.loss, cut)
+                                     : json_open(&s->log, o->json, false);
     if (!logs) return CLI_FAILURE;
     /* After this nothing can fail before the first step. */
     const bool clear = wants_checkpoints(s) && o->overwrite;

@@ -14,34 +14,48 @@ bool json_open(json *j, const char *path, bool append) {
     return output_open(&j->to, path, append ? OUTPUT_APPEND : OUTPUT_LATER);
 }
 
-/* Bytes of the log up to the first line that has a later step or is incomplete. */
-static int64_t length_until(FILE *file, int64_t step) {
-    static const char key[] = ", \"step\": "; /* cannot occur inside a string, where quotes are escaped */
+/* What follows a key of a line; NULL: it has none. ", " and the key's quotes cannot occur inside a string, where quotes
+   are escaped. */
+static const char *value_of(const char *line, const char *key) {
+    const char *const at = strstr(line, key);
+    return at ? at + strlen(key) : NULL;
+}
+
+/* Bytes of the log up to the first line that has a later step or is incomplete. own: there are losses of steps up to
+   there, and all of them are these. */
+static int64_t length_until(FILE *file, int64_t step, const double *losses, bool *own) {
     char *line = NULL;
     size_t capacity = 0;
-    int64_t length = 0;
+    int64_t length = 0, same = 0, others = 0;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0 && line[n - 1] == '\n'; length += n) {
-        const char *const at = strstr(line, key);
-        if (at && strtoll(at + strlen(key), NULL, 10) > step) break;
+        const char *const number = value_of(line, ", \"step\": "), *const loss = value_of(line, ", \"loss\": ");
+        const int64_t at = number ? strtoll(number, NULL, 10) : 0;
+        if (at > step) break;
+        if (loss && at > 0 && strtod(loss, NULL) == losses[at - 1])
+            same += 1;
+        else if (loss)
+            others += 1;
     }
     free(line);
+    *own = same > 0 && others == 0;
     return length;
 }
 
-bool json_resume(json *j, const char *path, int64_t step, bool may_cut) {
+bool json_resume(json *j, const char *path, int64_t step, const double *losses, json_cut cut) {
     struct stat status;
+    bool own;
     if (!json_open(j, path, true)) return false;
     if (!j->to.file || output_is_stdout(j->to.path)) return true; /* what standard output holds is not read */
     if (fstat(fileno(j->to.file), &status) != 0 || !S_ISREG(status.st_mode)) return true;
     FILE *const old = input_open(path);
     if (!old) return false;
-    const int64_t length = length_until(old, step);
-    const bool whole = length >= status.st_size;
+    const int64_t length = length_until(old, step, losses, &own);
+    const bool whole = length >= status.st_size, may_cut = cut == JSON_CUT_ANY || (cut == JSON_CUT_OWN && own);
     fclose(old);
     if (!whole && !may_cut)
         cli_fail(CLI_FAILURE,
-                 "%s has lines after step %lld, from which this run resumes elsewhere: give another "
-                 "file with --json, or cut it there with --overwrite",
+                 "%s has lines after step %lld that are not known to be this run's: give another file with --json, or "
+                 "cut it there with --overwrite",
                  path, (long long)step);
     if (!whole && may_cut && ftruncate(fileno(j->to.file), length) != 0) j->to.error = errno;
     return whole || (may_cut && !j->to.error);

@@ -15,10 +15,12 @@ typedef struct json {
 /* path NULL = no log, "-" = standard output; see output_open. append keeps what the file holds; else the first line
    replaces it: a command that logs nothing leaves it as it is. False after an error message. */
 bool json_open(json *j, const char *path, bool append);
-/* The log of a run that resumes after `step`: the first line of a later step, or an incomplete last line, and
-   all lines after it are removed. may_cut false: a log with such lines is an error. Standard output is only
-   written to. False after an error message. */
-bool json_resume(json *j, const char *path, int64_t step, bool may_cut);
+/* Which log a resumed run may cut: one whose losses up to there are the run's own, or any. */
+typedef enum json_cut { JSON_CUT_NONE, JSON_CUT_OWN, JSON_CUT_ANY } json_cut;
+/* The log of a run that resumes after `step`, with these losses of steps 1..step: the first line of a later step, or
+   an incomplete last line, and all lines after it are removed. A log with such lines that may not be cut is an error.
+   Standard output is only written to. False after an error message. */
+bool json_resume(json *j, const char *path, int64_t step, const double *losses, json_cut cut);
 void json_begin(json *j);                                    /* { */
 void json_text(json *j, const char *key, const char *value); /* invalid UTF-8 becomes U+FFFD */
 void json_int(json *j, const char *key, int64_t value);

@@ -17,7 +17,7 @@ typedef struct train_options {
     int64_t steps, warmup, seed, threads, ranks, gpus, eval_every, eval_sequences, checkpoint_every;
     int64_t sample, top_k, positions, total_batch, examples;
     double seconds, lr, weight_decay, clip, dropout, target, temperature, top_p, final_lr, beta2, time_limit;
-    bool same_log; /* not an option: the log file is the one of the run's first part */
+    bool same_log; /* not an option: the log file has the name of the one of the run's first part */
 } train_options;
 
 extern const cli_option train_table[];

@@ -115,8 +115,41 @@ def what_is_not_the_runs_stays(folder):
     assert content(log).startswith(before) and steps_of(log) == [1, 2, 3, 4, 5]
 
 
+def another_run_of_that_name(folder):
+    """A log is this run's by its losses: another run may have written one of the same name since, or in another
+    working directory."""
+    a, b, log = (os.path.join(folder, x) for x in ("a", "b", "log"))
+    run(*RUN[:-1], "20", "--checkpoint", a, "--json", log)
+    run(*RUN, "--seed", "7", "--checkpoint", b, "--json", log)
+    before = content(log)
+    for words in ([], ["--json", log]):
+        run("--resume", a, "--steps", "30", *words, code=1, says="--json")
+    assert content(log) == before
+    # One that begins after the step has nothing to compare.
+    os.remove(log)
+    run("--resume", b, "--steps", str(STEPS + 2))
+    before = content(log)
+    run("--resume", a, "--steps", "30", code=1, says="--json")
+    assert content(log) == before and steps_of(log) == [STEPS + 1, STEPS + 2]
+    run("--resume", a, "--steps", "30", "--overwrite")
+    assert steps_of(log) == list(range(21, 31)), steps_of(log)
+    for place, seed in (("here", "1"), ("there", "7")):
+        os.mkdir(os.path.join(folder, place))
+        os.chdir(os.path.join(folder, place))
+        run(*RUN, "--seed", seed, "--checkpoint", "run", "--json", "log")
+    before = content("log")
+    first = os.path.join("..", "here", "run", sorted(os.listdir("../here/run"))[0])
+    os.remove(os.path.join("..", "here", "run", sorted(os.listdir("../here/run"))[1]))
+    run("--resume", first, code=1, says="--json")
+    assert content("log") == before
+    os.chdir(os.path.join(folder, "here"))
+    run("--resume", "run")
+    assert steps_of("log") == list(range(1, STEPS + 1))
+    os.chdir("/")
+
+
 def main():
-    for test in (killed_and_resumed, what_is_not_the_runs_stays):
+    for test in (killed_and_resumed, what_is_not_the_runs_stays, another_run_of_that_name):
         with tempfile.TemporaryDirectory() as folder:
             test(folder)
             print(test.__name__, "ok")
