@@ -56,11 +56,9 @@ typedef struct evaluating {
 /* Whether --json is none of the files that are read. */
 static bool spares_inputs(const evaluating *e) {
     const eval_options *const o = &e->o;
-    const shards *const val = o->val ? shards_loader(e->task)->files : NULL;
-    bool ok = output_spares(o->json, e->start.model) && output_spares(o->json, o->hellaswag) &&
-              output_spares(o->json, o->tokenizer);
-    for (int64_t i = 0; ok && val && i < val->n; ++i) ok = output_spares(o->json, val->at[i].path);
-    return ok;
+    named_output to = {"json", o->json};
+    return output_spares(&to, e->start.model) && output_spares(&to, o->hellaswag) && output_spares(&to, o->tokenizer) &&
+           (!o->val || shards_each(e->task, output_spares, &to));
 }
 
 static int set_up(evaluating *e, const char *path) {

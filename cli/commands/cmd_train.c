@@ -157,9 +157,23 @@ static int claim_folder(session *s) {
                     folder, names, folder);
 }
 
+/* Whether an output is none of the files that are read. */
+static bool spares_inputs(const session *s, named_output to) {
+    const train_options *const o = &s->o;
+    const train_setup *const setup = s->setup;
+    return output_spares(&to, o->tokenizer) && output_spares(&to, o->hellaswag) &&
+           output_spares(&to, setup->start.model) && output_spares(&to, setup->start.state) &&
+           (o->task != TASK_TEXT || corpus_each(o->text, output_spares, &to)) &&
+           (o->task != TASK_SHARDS || shards_each(s->task, output_spares, &to)) &&
+           (!setup->from ||
+            (output_spares(&to, checkpoint_path(setup->from)) && checkpoint_each(setup->home, output_spares, &to)));
+}
+
 /* Rank 0's files. */
 static int open_outputs(session *s) {
     const train_options *const o = &s->o;
+    if (!spares_inputs(s, (named_output){"json", o->json}) || !spares_inputs(s, (named_output){"plot", o->plot}))
+        return CLI_USAGE;
     const int code = claim_folder(s);
     if (code) return code;
     if (!output_open(&s->plot, o->plot, OUTPUT_LATER)) return CLI_FAILURE;

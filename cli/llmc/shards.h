@@ -5,6 +5,7 @@
 #ifndef FATTNI_CLI_LLMC_SHARDS_H
 #define FATTNI_CLI_LLMC_SHARDS_H
 
+#include "cli/output/files.h"
 #include "cli/random/mt19937.h"
 #include "cli/tasks/task.h"
 
@@ -68,5 +69,6 @@ task *shards_task(const char *train, const char *val, int64_t batch, int64_t con
 loader *shards_loader(task *t);       /* of training, in any place */
 int64_t shards_tokens(const task *t); /* of the training files */
 int64_t shards_batch(const task *t);
+bool shards_each(const task *t, file_visit *f, void *arg); /* of both series; false when f has ended it */
 
 #endif

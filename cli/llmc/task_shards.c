@@ -106,3 +106,12 @@ task *shards_task(const char *train_pattern, const char *val_pattern, int64_t ba
 loader *shards_loader(task *t) { return &((shards_task_data *)t)->train.order; }
 int64_t shards_tokens(const task *t) { return ((const shards_task_data *)t)->train.files.tokens; }
 int64_t shards_batch(const task *t) { return ((const shards_task_data *)t)->batch; }
+
+bool shards_each(const task *t, file_visit *f, void *arg) {
+    const shards *const train = &((const shards_task_data *)t)->train.files;
+    const shards *const val = &((const shards_task_data *)t)->val.files;
+    bool ok = true;
+    for (int64_t i = 0; ok && i < train->n; ++i) ok = f(arg, train->at[i].path);
+    for (int64_t i = 0; ok && i < val->n; ++i) ok = f(arg, val->at[i].path);
+    return ok;
+}

@@ -42,10 +42,12 @@ static bool is_same(const struct stat *x, const struct stat *y) {
     return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
 }
 
-bool output_spares(const char *json, const char *input) {
+bool output_spares(void *to, const char *input) {
+    const named_output *const o = to;
     struct stat x, y;
-    const bool same = json && input && stat(json, &x) == 0 && stat(input, &y) == 0 && is_same(&x, &y);
-    if (same) cli_fail(CLI_USAGE, "--json %s is the input %s: name another file", json, input);
+    const bool both = o->path && input && !output_is_stdout(o->path);
+    const bool same = both && stat(o->path, &x) == 0 && stat(input, &y) == 0 && is_same(&x, &y);
+    if (same) cli_fail(CLI_USAGE, "--%s %s is the input %s: name another file", o->option, o->path, input);
     return !same;
 }
 

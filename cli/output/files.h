@@ -8,6 +8,8 @@
 /* Opens a regular file for reading. Anything else is rejected: a pipe or a device may block, or never end.
    NULL after an error message. */
 FILE *input_open(const char *path);
+/* For each of some files; false ends it. */
+typedef bool file_visit(void *arg, const char *path);
 
 /* An existing file is appended to, or kept until output_restart: until there is something to replace it with. */
 typedef enum output_mode { OUTPUT_APPEND, OUTPUT_LATER } output_mode;
@@ -30,7 +32,10 @@ bool output_close(output *o);
 bool output_is_stdout(const char *path); /* "-"; NULL is none */
 /* Two outputs of a command (NULL = none) must be different files. False after an error message. */
 bool output_differ(const char *json, const char *plot);
-/* A log (NULL = none) must not be a file that the command reads. False after an error message. */
-bool output_spares(const char *json, const char *input);
+typedef struct named_output {
+    const char *option, *path; /* "json"; NULL = none */
+} named_output;
+/* A named_output must not be a file that the command reads (NULL = none). False after an error message. */
+bool output_spares(void *to, const char *input);
 
 #endif

@@ -1,7 +1,6 @@
 #include "cli/tasks/corpus.h"
 
 #include "cli/base/cli.h"
-#include "cli/output/files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -105,7 +104,8 @@ static int64_t end_of_record(const text_buffer *t, int64_t begin) {
     return t->n;
 }
 
-static bool add_file(reading *r, const char *path) {
+static bool add_file(void *arg, const char *path) {
+    reading *const r = arg;
     text_buffer *const t = &r->text;
     int64_t begin = t->n, end;
     if (!read_file(t, path)) return false;
@@ -124,19 +124,20 @@ static int is_text_name(const struct dirent *entry) {
 }
 static int by_name(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
 
-static bool add_folder(reading *r, const char *folder) {
+bool corpus_each(const char *path, file_visit *f, void *arg) {
     struct dirent **entries;
-    const int n = scandir(folder, &entries, is_text_name, by_name);
+    struct stat status;
+    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return f(arg, path);
+    const int n = scandir(path, &entries, is_text_name, by_name);
     if (n < 0) {
-        cli_fail(CLI_FAILURE, "cannot read %s: %s", folder, strerror(errno));
+        cli_fail(CLI_FAILURE, "cannot read %s: %s", path, strerror(errno));
         return false;
     }
     bool ok = true;
     for (int i = 0; i < n; ++i) {
-        char path[PATH_BYTES];
-        struct stat status;
-        const int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
-        if (ok && length < PATH_BYTES && lstat(path, &status) == 0 && S_ISREG(status.st_mode)) ok = add_file(r, path);
+        char file[PATH_BYTES];
+        const int length = snprintf(file, sizeof file, "%s/%s", path, entries[i]->d_name);
+        if (ok && length < PATH_BYTES && lstat(file, &status) == 0 && S_ISREG(status.st_mode)) ok = f(arg, file);
         free(entries[i]);
     }
     free(entries);
@@ -194,9 +195,7 @@ int64_t corpus_needed(int64_t train) { return train + at_least_2((train - 1) / (
 bool corpus_read(corpus *c, const char *path) {
     *c = (corpus){0};
     reading r = {0};
-    struct stat status;
-    const bool folder = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-    const bool ok = (folder ? add_folder(&r, path) : add_file(&r, path)) && split(c, &r);
+    const bool ok = corpus_each(path, add_file, &r) && split(c, &r);
     free(r.text.symbols);
     free(r.records);
     if (!ok) {

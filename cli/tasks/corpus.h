@@ -2,6 +2,8 @@
 #ifndef FATTNI_CLI_TASKS_CORPUS_H
 #define FATTNI_CLI_TASKS_CORPUS_H
 
+#include "cli/output/files.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -23,6 +25,8 @@ typedef struct corpus {
    twentieth, because records are few, large or all equal, the last tenth of the text is held out instead.
    Each part has at least 2 bytes, if there are any. False after an error message. */
 bool corpus_read(corpus *c, const char *path);
+/* Visits the files that corpus_read reads. False after an error message, or when f has ended it. */
+bool corpus_each(const char *path, file_visit *f, void *arg);
 /* The smallest text, in bytes, that leaves `train` bytes to train on: the split leaves nine tenths. */
 int64_t corpus_needed(int64_t train);
 void corpus_free(corpus *c);

@@ -1,7 +1,5 @@
 #include "cli/train/checkpoint.h"
 
-#include "cli/output/files.h"
-
 #include <dirent.h>
 #include <errno.h>
 #include <fattn/checkpoint.h>
@@ -67,6 +65,17 @@ int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT
     }
     if (count > NAMED) snprintf(names + used, CHECKPOINT_NAMES - used, " and %lld more", (long long)(count - NAMED));
     return count;
+}
+
+bool checkpoint_each(const char *folder, file_visit *f, void *arg) {
+    char name[NAME_BYTES], path[PATH_MAX];
+    bool ok = true;
+    for (int64_t at = INT64_MAX; ok && (at = newest_before(folder, at)) >= 0;) {
+        name_of(at, name);
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        ok = f(arg, path);
+    }
+    return ok;
 }
 
 /* Removes the folder's checkpoints of steps after `after`, except two. */

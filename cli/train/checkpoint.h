@@ -10,6 +10,7 @@
 #define FATTNI_CLI_TRAIN_CHECKPOINT_H
 
 #include "cli/base/cli.h"
+#include "cli/output/files.h"
 #include "cli/train/trainer.h"
 
 /* Writes folder/step-<step>.h5 by fattn_checkpoint_write; then removes every other checkpoint there except the latest
@@ -23,7 +24,9 @@ bool checkpoint_save(const char *folder, const cli_option *table, const void *op
    folder. names: of the newest, for an error message. */
 enum { CHECKPOINT_NAMES = 160 };
 int64_t checkpoint_after(const char *folder, int64_t step, char names[CHECKPOINT_NAMES]);
-/* Removes them. False after an error message. */
+/* Visits the folder's checkpoints. False when f has ended it. */
+bool checkpoint_each(const char *folder, file_visit *f, void *arg);
+/* Removes those of steps after `step`. False after an error message. */
 bool checkpoint_remove_after(const char *folder, int64_t step);
 
 typedef struct checkpoint checkpoint;

@@ -170,8 +170,11 @@ Test(output, two_are_two_files, .init = make_folder, .fini = remove_folder) {
     cr_assert_neq(access(path, F_OK), 0, "nor is it made");
     cr_assert(output_open(&o, path, OUTPUT_LATER));
     cr_assert_not(output_differ(path, longer), "of one file");
-    cr_assert(output_spares(NULL, path) && output_spares(path, NULL) && output_spares(path, in_folder("p.svg")));
-    cr_assert_not(output_spares(longer, path));
+    named_output to = {"plot", NULL};
+    cr_assert(output_spares(&to, path));
+    to.path = longer;
+    cr_assert(output_spares(&to, NULL) && output_spares(&to, in_folder("p.svg")));
+    cr_assert_not(output_spares(&to, path));
     cr_assert(output_close(&o));
 }
 

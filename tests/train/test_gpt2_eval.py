@@ -138,6 +138,7 @@ def during_a_training():
         events = [e for e in map(json.loads, f) if e["event"] == "hellaswag"]
     assert [e["step"] for e in events] == [1, 2] and {e["right"] for e in events} == {EXAMPLES // 2}, events
     fattn("train", "--task", "recall", "--hellaswag", "h.bin", code=2, says="--hellaswag needs --task shards")
+    fattn("train", *run, "--hellaswag", "h.bin", "--plot", "h.bin", code=2, says="--plot h.bin is the input h.bin")
     fattn("train", *run, "--hellaswag", "v.bin", code=1, says="v.bin, offset 0: the first word (an evaluation's)")
 
 

@@ -450,8 +450,15 @@ def later_steps():
     assert len(os.listdir("steps")) == 6
 
 
-def a_log_is_no_input():
-    """eval --json: neither a file that it reads, nor one that it has nothing for."""
+def outputs_are_no_inputs():
+    """A log or a plot of train is none of the files that it reads. Of eval: nor one that it has nothing for."""
+    words = ["train", "--init", "run", *SIZES, *DATA, "--steps", "9", "--total-batch", "128", "--checkpoint", "-"]
+    for option in "--json", "--plot":
+        for path in ("run/model_00000006.bin", "run/state_00000006_00000.bin", "t_train_000001.bin",
+                     "./t_val_000000.bin", "t_tokenizer.bin"):
+            size = os.path.getsize(path)
+            fattn(*words, option, path, code=2, says=f"{option} {path} is the input ")
+            assert os.path.getsize(path) == size, path
     words = ["eval", "model.bin", "--val", "t_val_*.bin", "--tokenizer", "t_tokenizer.bin", "--sequences", "4"]
     for path in ("model.bin", "./t_val_000000.bin", "t_tokenizer.bin"):
         size = os.path.getsize(path)
@@ -624,7 +631,8 @@ def main():
         os.chdir(folder)
         for test in (tokens_of_bytes, an_interrupt_leaves_nothing, paragraphs, a_rest_joins,
                      files_of_other_prefixes_stay, files_of_longer_prefixes_stay, the_printed_command_runs, byte_pairs,
-                     both_directions, options_of_no_conversion, later_steps, a_log_is_no_input, damaged, full_disks):
+                     both_directions, options_of_no_conversion, later_steps, outputs_are_no_inputs, damaged,
+                     full_disks):
             test()
             print(test.__name__, "passed")
         os.chdir("/")

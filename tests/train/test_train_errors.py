@@ -88,6 +88,35 @@ def texts(folder):
         run(*off, "--text", short, code=1, says="Permission denied")
 
 
+def spared(path, option, *options):
+    """Nothing happens to an input that is named as an output."""
+    with open(path, "rb") as f:
+        before = f.read()
+    run(*options, option, path, code=2, says=f"{option} {path} is the input ")
+    with open(path, "rb") as f:
+        assert f.read() == before, path
+
+
+def outputs_spare_texts(folder):
+    text, folder_of_texts = os.path.join(folder, "long"), os.path.join(folder, "texts")
+    here = os.path.join(folder, "unborn")
+    small = ["--task", "text", "--layers", "1", "--channels", "16", "--heads", "2", "--context", "16", "--batch", "2",
+             "--steps", "1", "--checkpoint", here]
+    os.mkdir(folder_of_texts)
+    for path in (text, os.path.join(folder_of_texts, "a.txt"), os.path.join(folder_of_texts, "b.txt")):
+        with open(path, "w") as f:
+            f.writelines(f"{i} and {i * i}\n" for i in range(300))
+    link = os.path.join(folder, "link")
+    os.symlink(text, link)
+    for option in "--json", "--plot":
+        for path in text, link:
+            spared(path, option, *small, "--text", text)
+        spared(os.path.join(folder_of_texts, "b.txt"), option, *small, "--text", folder_of_texts)
+    assert not os.path.exists(here)
+    # A file of the folder that is not read.
+    run(*small, "--text", folder_of_texts, "--json", os.path.join(folder_of_texts, "log.dat"), code=0)
+
+
 def full_disks(folder):
     here = os.path.join(folder, "full")
     run(*TINY, "--checkpoint", here, "--json", "/dev/full", code=1, says="/dev/full")
@@ -130,6 +159,11 @@ def checkpoints(folder):
     assert names == ["step-000000004.h5", "step-000000006.h5"], names
     run(*TINY, "--checkpoint", here, "--overwrite", code=0)
     assert sorted(os.listdir(here)) == ["step-000000002.h5", "step-000000004.h5"]
+
+    # No output is a file of the resumed run.
+    for option in "--json", "--plot":
+        for file in sorted(os.listdir(here)):
+            spared(os.path.join(here, file), option, "--resume", here, "--steps", "8")
 
     # Counters that are out of range.
     for name, value, says in (("adam_step", 2**63 - 1, "9223372036854775807 is not in 0.."),
@@ -187,7 +221,7 @@ def checkpoints(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        for test in (usage, texts, full_disks, checkpoints):
+        for test in (usage, texts, outputs_spare_texts, full_disks, checkpoints):
             test(folder)
             print(test.__name__, "ok")
 
