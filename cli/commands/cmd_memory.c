@@ -388,7 +388,7 @@ static int run(const void *options, int n_operands, char *const *operands) {
     if (!json_close(&j)) code = CLI_FAILURE;
     if (code == CLI_OK && o->plot) {
         if (!draw(o, rows, &picture)) return CLI_FAILURE;
-        if (!output_is_stdout(o->plot)) printf("\npicture: %s\n", o->plot);
+        if (!output_is_stdout(picture.path)) printf("\npicture: %s\n", o->plot);
     }
     output_close(&picture);
     return code;

@@ -235,8 +235,8 @@ int report_summary(session *s) {
     static int (*const summaries[])(session *) = {summarize_recall, summarize_text, summarize_speed, summarize_shards};
     const int code = summaries[s->o.task](s);
     if (wants_checkpoints(s)) printf("checkpoint: %s/, step %lld\n", s->o.checkpoint, (long long)s->saved_step);
-    if (s->drawn && !output_is_stdout(s->o.plot)) printf("loss curve: %s\n", s->o.plot);
-    if (s->o.json && !json_failed(&s->log) && !output_is_stdout(s->o.json)) printf("log: %s\n", s->o.json);
+    if (s->drawn && !output_is_stdout(s->plot.path)) printf("loss curve: %s\n", s->o.plot);
+    if (s->o.json && !json_failed(&s->log) && !output_is_stdout(s->log.to.path)) printf("log: %s\n", s->o.json);
     return code;
 }
 

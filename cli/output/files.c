@@ -38,8 +38,16 @@ FILE *input_open(const char *path) {
 
 bool output_is_stdout(const char *path) { return path && strcmp(path, "-") == 0; }
 
+/* Whether two are one file or pipe; a device keeps what each of two outputs writes. */
 static bool is_same(const struct stat *x, const struct stat *y) {
-    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+    return (S_ISREG(x->st_mode) || S_ISFIFO(x->st_mode)) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
+
+/* "-", or a name of the file or pipe that standard output is, as /dev/stdout: two that write to it from places of their
+   own would overwrite one another. */
+static bool names_stdout(const char *path) {
+    struct stat x, y;
+    return output_is_stdout(path) || (path && stat(path, &x) == 0 && fstat(STDOUT_FILENO, &y) == 0 && is_same(&x, &y));
 }
 
 bool output_spares(void *to, const char *input) {
@@ -71,9 +79,10 @@ static FILE *open_file(output *o, output_mode mode) {
 bool output_open(output *o, const char *path, output_mode mode) {
     *o = (output){.path = path, .name = path};
     if (!path) return true;
-    if (!output_is_stdout(path)) {
+    if (!names_stdout(path)) {
         o->file = open_file(o, mode);
     } else {
+        o->path = "-";
         o->name = "standard output";
         o->file = take_stdout();
     }
@@ -99,10 +108,12 @@ static bool would_be_same(const char *a, const char *b) {
 
 bool output_differ(const char *json, const char *plot) {
     struct stat x, y;
-    bool same = json && plot && strcmp(json, plot) == 0;
-    if (json && plot && !same && !output_is_stdout(json) && !output_is_stdout(plot)) {
+    const bool log = names_stdout(json), picture = names_stdout(plot);
+    bool same = log && picture;
+    if (json && plot && !log && !picture) {
         const bool new_json = stat(json, &x) != 0, new_plot = stat(plot, &y) != 0;
-        same = new_json && new_plot ? would_be_same(json, plot) : !new_json && !new_plot && is_same(&x, &y);
+        same = new_json && new_plot ? strcmp(json, plot) == 0 || would_be_same(json, plot)
+                                    : !new_json && !new_plot && is_same(&x, &y);
     }
     if (same) cli_fail(CLI_USAGE, "--json and --plot are both %s: name two files", json);
     return !same;

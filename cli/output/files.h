@@ -22,15 +22,16 @@ typedef struct output {
     int error;        /* errno of the first failure, 0 */
 } output;
 
-/* Opens a file for writing and creates the folders above it. path NULL: no output. "-": standard output; the
-   program's own text goes to standard error from now on. False after an error message. */
+/* Opens a file for writing and creates the folders above it. path NULL: no output. "-", or another name of the file or
+   pipe that it is: standard output; o->path is "-" then, and the program's own text goes to standard error from now on.
+   False after an error message. */
 bool output_open(output *o, const char *path, output_mode mode);
 void output_restart(output *o); /* empties the file; standard output may hold what others wrote, and stays */
 /* False after an error message, when this or, by o->error, an earlier write failed: a full disk is an error.
    A file that was created here and is still empty is removed. True if there is no output, or it is closed. */
 bool output_close(output *o);
 bool output_is_stdout(const char *path); /* "-"; NULL is none */
-/* Two outputs of a command (NULL = none) must be different files. False after an error message. */
+/* Two outputs of a command (NULL = none) must be different files, or devices. False after an error message. */
 bool output_differ(const char *json, const char *plot);
 typedef struct named_output {
     const char *option, *path; /* "json"; NULL = none */

@@ -163,7 +163,7 @@ Test(output, two_are_two_files, .init = make_folder, .fini = remove_folder) {
     snprintf(longer, sizeof longer, "%s/./log", folder);
     cr_assert(output_differ(NULL, NULL) && output_differ("-", NULL) && output_differ(NULL, path));
     cr_assert(output_differ(path, "-") && output_differ(path, in_folder("p.svg")));
-    cr_assert(output_differ("/dev/null", "/dev/stdout"));
+    cr_assert(output_differ("/dev/null", "/dev/stdout") && output_differ("/dev/null", "/dev/null"));
     cr_assert_not(output_differ("-", "-"));
     cr_assert_not(output_differ(path, path));
     cr_assert_not(output_differ(path, longer), "of one file that is not there yet");

@@ -58,6 +58,27 @@ def dash_is_standard_output():
         assert done.returncode == 1 and b"cannot write standard output" in done.stderr, done
 
 
+def other_names_of_standard_output():
+    """Text and JSON at places of their own would overwrite one another."""
+    for command, words in QUICK.items():
+        with open(f"{command}.jsonl") as f:
+            want = [list(json.loads(line)) for line in f]
+        for path in ("/dev/stdout", "both.txt"):
+            with open("both.txt", "w") as f:
+                done = subprocess.run([FATTN, *words, "--json", path], stdout=f, stderr=subprocess.PIPE, text=True,
+                                      timeout=60)
+            with open("both.txt") as f:
+                assert [list(json.loads(line)) for line in f] == want and done.returncode == 0, (command, path, done)
+            assert f"log: {path}" not in done.stderr, done
+        done = run(*words, "--json", "/dev/stdout")
+        assert [list(json.loads(line)) for line in done.stdout.splitlines()] == want, (command, done)
+    for command in PLOTS:
+        for log, plot in (("-", "/dev/stdout"), ("/dev/stdout", "-"), ("/dev/stdout", "/dev/stdout")):
+            run(*QUICK[command], "--json", log, "--plot", plot, code=2)
+        done = run(*QUICK[command], "--plot", "/dev/stdout")
+        assert xml.etree.ElementTree.fromstring(done.stdout).tag.endswith("svg"), done
+
+
 def unwritable_is_known_before():
     open("file", "w").close()
     os.mkdir("folder")
@@ -113,6 +134,7 @@ def one_file_by_two_names():
             done = run(*QUICK[command], "--json", log, "--plot", plot, code=2)
             assert f"both {log}" in done.stderr and not os.path.exists(log), done
         run(*QUICK[command], "--json", f"real/{command}/one", "--plot", f"link/{command}/two")
+        run(*QUICK[command], "--json", "/dev/null", "--plot", "/dev/null") # a device is no file
 
 
 def what_standard_output_holds_stays():
@@ -163,10 +185,10 @@ def closed_streams_are_not_files():
 def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for test in (dash_is_standard_output, unwritable_is_known_before, what_was_there_stays,
-                     a_log_stays_until_its_first_line, one_file_by_two_names, what_standard_output_holds_stays,
-                     a_plot_that_failed_is_not_named, a_limit_on_sizes_is_a_full_disk,
-                     closed_streams_are_not_files):
+        for test in (dash_is_standard_output, other_names_of_standard_output, unwritable_is_known_before,
+                     what_was_there_stays, a_log_stays_until_its_first_line, one_file_by_two_names,
+                     what_standard_output_holds_stays, a_plot_that_failed_is_not_named,
+                     a_limit_on_sizes_is_a_full_disk, closed_streams_are_not_files):
             test()
             print(test.__name__, "ok")
         os.chdir("/")
