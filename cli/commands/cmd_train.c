@@ -245,11 +245,13 @@ static int set_up_rank(session *s) {
     const fattn_status status = trainer_create(&s->r, s->rank->ctx, s->task, &shape, &config);
     if (status) return rank_failed(s->rank, status, "model");
     const int64_t counted = trainer_counted_batch(s->task, &shape);
+    char largest[32] = "no batch";
+    if (counted > 0) snprintf(largest, sizeof largest, "--batch %lld", (long long)counted);
     if (o->target > 0 && o->batch > counted)
         return cli_fail(CLI_USAGE,
                         "--target: of batches of %lld x %lld tokens with %lld symbols right answers are not counted; "
-                        "--batch %lld would be counted, --target 0 needs none",
-                        (long long)o->batch, (long long)o->context, (long long)s->task->vocab, (long long)counted);
+                        "%s would be counted, --target 0 needs none",
+                        (long long)o->batch, (long long)o->context, (long long)s->task->vocab, largest);
     if (setup->from && !checkpoint_restore(setup->from, &s->r)) return CLI_FAILURE;
     if (o->init && !gpt2_start_load(&setup->start, &s->r, o->task == TASK_SHARDS)) return CLI_FAILURE;
     const history *h = &s->r.history;

@@ -35,7 +35,9 @@ def large_batches():
     assert abs(large["val_loss"] - small["val_loss"]) < 1e-5 * small["val_loss"], (large, small)
     assert large["val_accuracy"] is None and small["val_accuracy"] is not None, (large, small)
     run("train", *recall[:-2], "--batch", "260", code=2,
-        says="--target: of batches of 260 x 512 tokens with 512 symbols")
+        says="--target: of batches of 260 x 512 tokens with 512 symbols right answers are not counted; --batch 256 ")
+    run("train", "--task", "tokens", "--vocab", "1048576", *SMALL, "--channels", "4", "--context", "128", "--batch",
+        "1", "--steps", "1", "--target", "0.5", "--checkpoint", "-", code=2, says="; no batch would be counted")
 
 
 def no_numbers():
