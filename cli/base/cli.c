@@ -21,8 +21,17 @@ static atomic_bool interrupted; /* lock-free: a signal handler sets it, any thre
 static _Thread_local char *kept;
 static _Thread_local size_t kept_bytes;
 
+static int unwritten; /* errno of the first write to standard output that failed; 0: none */
+
 static void (*before)(void *); /* a message is printed */
 static void *before_arg;
+
+/* What could not be written is dropped: a later call would not know the reason any more. */
+bool cli_flush(void) {
+    const bool ok = fflush(stdout) == 0;
+    if (!ok && !unwritten) unwritten = errno;
+    return ok;
+}
 
 int cli_fail(int code, const char *format, ...) {
     va_list arguments;
@@ -31,7 +40,7 @@ int cli_fail(int code, const char *format, ...) {
         if (code) vsnprintf(kept, kept_bytes, format, arguments);
     } else {
         if (before) before(before_arg);
-        fflush(stdout);
+        cli_flush();
         fprintf(stderr, "%s: ", speaker);
         vfprintf(stderr, format, arguments);
         fputc('\n', stderr);
@@ -365,10 +374,9 @@ int cli_main(const cli_command *const *commands, int argc, char **argv) {
         code = *c ? run_command(*c, argc - 1, argv + 1)
                   : cli_fail(CLI_USAGE, "unknown command \"%s\"; see fattn --help", word);
     }
-    errno = 0;
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        const int error = errno;
-        cli_fail(CLI_FAILURE, "cannot write to standard output%s%s", error ? ": " : "", error ? strerror(error) : "");
+    if (!cli_flush() || ferror(stdout)) {
+        cli_fail(CLI_FAILURE, "cannot write to standard output%s%s", unwritten ? ": " : "",
+                 unwritten ? strerror(unwritten) : "");
         if (code == CLI_OK) code = CLI_FAILURE;
     }
     return code;

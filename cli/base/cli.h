@@ -60,6 +60,8 @@ bool cli_in_range(const cli_option *o, const void *field);
 
 /* Prints "fattn check: <error message>" on standard error; returns `code`. */
 int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
+/* Writes out what has been printed on standard output. False when that fails, which is reported at the end. */
+bool cli_flush(void);
 /* f(arg) is called before each error message that is printed from now on, as to end a line; NULL: nothing is. */
 void cli_before_messages(void (*f)(void *arg), void *arg);
 /* The same for a library call that returned s: what, the context's error message, the status' name. */

@@ -99,7 +99,7 @@ void check_end(check_run *run, const check_result *r) {
     for (int w = 0; w < CHECK_WAYS; ++w) {
         if (r->way[w].state == CHECK_FAILED) printf("      %s: %s\n", check_way_name[w], r->way[w].message);
     }
-    fflush(stdout);
+    cli_flush();
 }
 
 /* ./data, or share/fattn next to the folder of this program; NULL: neither exists. */

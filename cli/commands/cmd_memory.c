@@ -266,7 +266,7 @@ static void print_row(kind what, int64_t n, const row *r) {
     printf(" %9s", ratio);
     if (what == ONE_LAYER) printf(" %10.0fx", r->way[FLASH].matrix_to_statistics);
     putchar('\n');
-    fflush(stdout);
+    cli_flush();
 }
 
 /* Whole, or null: not known. A prediction may be beyond 64 bits. */

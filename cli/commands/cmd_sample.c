@@ -172,7 +172,7 @@ static int write_text(sampling *s) {
     const double end = seconds_now();
     if (ok) putchar('\n');
     if (status) return cli_status(s->ctx, status, "sample");
-    if (!ok || written < o->tokens || fflush(stdout) != 0) return CLI_FAILURE; /* cli_main says why */
+    if (!ok || written < o->tokens || !cli_flush()) return CLI_FAILURE; /* cli_main says why */
     char prefill[32], rate[32];
     fprintf(stderr, "prompt: %lld tokens, %s per second; text: %lld tokens, %s per second\n", (long long)n,
             rate_of(n, begun - begin, prefill), (long long)written, rate_of(written, end - begun, rate));

@@ -33,7 +33,7 @@ bool text_put(text_output *to, const unsigned char *bytes, int64_t n) {
         if (to->missing == 0) whole = i + 1;
     }
     bool ok = fwrite(bytes, 1, (size_t)whole, stdout) == (size_t)whole;
-    if (whole > 0) ok = fflush(stdout) == 0 && ok;
+    if (whole > 0) ok = cli_flush() && ok;
     return fwrite(bytes + whole, 1, (size_t)(n - whole), stdout) == (size_t)(n - whole) && ok;
 }
 

@@ -280,5 +280,5 @@ void report_header(const session *s) {
     if (o->init) printf("begun with %s, after step %lld\n", o->init, (long long)s->r.step);
     if (s->setup->from)
         printf("resumed from %s, after step %lld\n", checkpoint_path(s->setup->from), (long long)s->r.step);
-    fflush(stdout);
+    cli_flush();
 }

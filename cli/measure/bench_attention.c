@@ -88,7 +88,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
         printf(" does not fit: %s needed\n", text_of_bytes((double)l.predicted_peak, text));
         return CLI_OK;
     }
-    fflush(stdout);
+    cli_flush();
     bench_speed f, b;
     if (s == FATTN_OK) s = measure(&l, o, bench_work(&shape, o->causal), &f, &b);
     layer_free(&l);
@@ -99,7 +99,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int algo
     print_pass(&f, y);
     print_pass(&b, y);
     printf(" %9s\n", text_of_bytes((double)l.predicted_peak, text));
-    fflush(stdout);
+    cli_flush();
     log_row(j, o, &l, &f, &b, y);
     return json_failed(j) ? CLI_FAILURE : CLI_OK; /* json_close reports it */
 }

@@ -91,7 +91,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t 
         printf(" not supported\n");
         return CLI_OK;
     }
-    fflush(stdout);
+    cli_flush();
     if (s == FATTN_OK) s = measure_layer(&l, o, bench_work(&shape, causal), &f, &b, &mhz);
     layer_free(&l);
     if (s == FATTN_E_NOMEM) {
@@ -105,7 +105,7 @@ static int bench_row(fattn_ctx *ctx, const bench_options *o, int64_t n, int64_t 
     }
     printf(" %9.3f %7.1f %5.1f%%  %9.3f %7.1f %5.1f%% %6d\n", 1e3 * f.time.best, 1e-12 * f.flops,
            100 * f.flops / c->product, 1e3 * b.time.best, 1e-12 * b.flops, 100 * b.flops / c->product, mhz);
-    fflush(stdout);
+    cli_flush();
     json_begin(j);
     bench_log(j, &l, causal, &f, &b);
     json_real(j, "product_gflops", 1e-9 * c->product);

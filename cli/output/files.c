@@ -61,7 +61,11 @@ bool output_spares(void *to, const char *input) {
 
 /* Returns a stream for standard output; text printed to stdout goes to standard error from now on. */
 static FILE *take_stdout(void) {
-    fflush(stdout);
+    cli_flush();
+    if ((fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) == O_RDONLY) { /* as a write would find out */
+        errno = EBADF;
+        return NULL;
+    }
     const int number = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     if (number < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return NULL;
     return fdopen(number, "w");

@@ -153,7 +153,7 @@ static void tell(rank *k) {
 /* Ends all processes. A rank but the first one waits for those before it, which have more to say: rank 0 has the
    message of the one that failed, unless it is gone or busy. */
 static _Noreturn void end_processes(rank *k, int code) {
-    (void)fflush(stdout);
+    (void)cli_flush();
     if (rank_leads(k)) {
         mpi_announce();
         (void)mpi_announced(0.1); /* time for what has been printed, and for what has been told */
@@ -231,7 +231,7 @@ int ranks_end(rank_group *g, int code) {
     }
     fattn_world_destroy(g->sums);
     fattn_world_destroy(g->control);
-    (void)fflush(stdout);
+    (void)cli_flush();
     if (g->of_mpi) mpi_end();
     /* A launcher that sees a failed process ends the others: the first one's code is enough. */
     if (!rank_leads(&g->at[0]) && g->at[0].is_process) code = CLI_OK;

@@ -55,7 +55,9 @@ def dash_is_standard_output():
     for command, words in QUICK.items():
         with open("/dev/full", "w") as full:
             done = subprocess.run([FATTN, *words, "--json", "-"], stdout=full, stderr=subprocess.PIPE)
-        assert done.returncode == 1 and b"cannot write standard output" in done.stderr, done
+            text = subprocess.run([FATTN, *words], stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 1 and b"cannot write standard output: No space left" in done.stderr, done
+        assert text.returncode == 1 and b"cannot write to standard output: No space left" in text.stderr, text
 
 
 def other_names_of_standard_output():
@@ -180,6 +182,8 @@ def closed_streams_are_not_files():
         assert done.returncode == 1, (command, done)
         with open("closed") as f:
             assert [json.loads(line) for line in f], command
+        done = subprocess.run([FATTN, *words, "--json", "-"], preexec_fn=lambda: os.close(1), stderr=subprocess.PIPE)
+        assert done.returncode == 1 and b"cannot write standard output: Bad file descriptor" in done.stderr, done
 
 
 def main():
