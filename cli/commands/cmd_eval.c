@@ -49,6 +49,8 @@ typedef struct evaluating {
     fattn_ctx *ctx;
     task *task;
     trainer r;
+    evaluation of_val;
+    int64_t right, examples; /* of HellaSwag */
     json log;
     char why[DEVICE_MESSAGE];
 } evaluating;
@@ -101,28 +103,23 @@ static int set_up(evaluating *e, const char *path) {
 }
 
 static int print_loss(evaluating *e) {
-    evaluation v;
+    evaluation *const v = &e->of_val;
     char tokens[32];
-    const fattn_status s = trainer_evaluate(&e->r, e->o.sequences, &v);
+    const fattn_status s = trainer_evaluate(&e->r, e->o.sequences, v);
     if (s) return cli_status(e->ctx, s, "evaluation");
-    printf("loss: %.6f nats per token (%s tokens)\n", v.loss, text_of_count((double)v.targets, tokens));
-    json_real(&e->log, "val_loss", v.loss);
-    json_int(&e->log, "val_targets", v.targets);
+    printf("loss: %.6f nats per token (%s tokens)\n", v->loss, text_of_count((double)v->targets, tokens));
     return CLI_OK;
 }
 
 static int print_hellaswag(evaluating *e) {
     hellaswag h;
-    int64_t right, done;
     if (!hellaswag_open(&h, e->o.hellaswag, e->o.context, e->start.sizes.vocab)) return CLI_FAILURE;
     const fattn_status s =
-        hellaswag_count(&h, e->ctx, e->r.model, e->r.tape, e->o.examples, e->o.batch, NULL, &right, &done);
+        hellaswag_count(&h, e->ctx, e->r.model, e->r.tape, e->o.examples, e->o.batch, NULL, &e->right, &e->examples);
     hellaswag_close(&h);
     if (s) return cli_status(e->ctx, s, "HellaSwag");
-    printf("HellaSwag: %lld of %lld right, %.4f (chance: 0.25)\n", (long long)right, (long long)done,
-           (double)right / (double)done);
-    json_int(&e->log, "hellaswag_right", right);
-    json_int(&e->log, "hellaswag_examples", done);
+    printf("HellaSwag: %lld of %lld right, %.4f (chance: 0.25)\n", (long long)e->right, (long long)e->examples,
+           (double)e->right / (double)e->examples);
     return CLI_OK;
 }
 
@@ -136,18 +133,28 @@ static int print_sample(evaluating *e) {
     return code;
 }
 
+static void report(evaluating *e) {
+    json_begin(&e->log);
+    json_text(&e->log, "event", "eval");
+    if (e->o.val) {
+        json_real(&e->log, "val_loss", e->of_val.loss);
+        json_int(&e->log, "val_targets", e->of_val.targets);
+    }
+    if (e->o.hellaswag) {
+        json_int(&e->log, "hellaswag_right", e->right);
+        json_int(&e->log, "hellaswag_examples", e->examples);
+    }
+    json_end(&e->log);
+}
+
 static int run(const void *options, int n_operands, char *const *operands) {
     evaluating e = {.o = *(const eval_options *)options};
     if (n_operands != 1) return cli_fail(CLI_USAGE, "one operand is needed: MODEL");
     int code = set_up(&e, operands[0]);
-    if (!code) {
-        json_begin(&e.log);
-        json_text(&e.log, "event", "eval");
-        if (e.o.val) code = print_loss(&e);
-        if (!code && e.o.hellaswag) code = print_hellaswag(&e);
-        json_end(&e.log);
-        if (!code && e.o.sample > 0) code = print_sample(&e);
-    }
+    if (!code && e.o.val) code = print_loss(&e);
+    if (!code && e.o.hellaswag) code = print_hellaswag(&e);
+    if (!code && e.o.sample > 0) code = print_sample(&e);
+    if (!code) report(&e);
     if (!json_close(&e.log) && !code) code = CLI_FAILURE;
     trainer_destroy(&e.r);
     if (e.task) e.task->close(e.task);

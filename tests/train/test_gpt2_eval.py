@@ -127,7 +127,8 @@ def damaged():
                        (change(1036 + 2 * count, 0), f"offset {1036 + 2 * count}: the length of an ending is 0")):
         with open("bad.bin", "wb") as f:
             f.write(data)
-        fattn("eval", "m.bin", "--hellaswag", "bad.bin", code=1, says=says)
+        fattn("eval", "m.bin", "--hellaswag", "bad.bin", "--json", "failed.json", code=1, says=says)
+        assert not os.path.exists("failed.json")
 
 
 def during_a_training():
