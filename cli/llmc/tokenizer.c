@@ -86,7 +86,7 @@ static bool read_tokens(tokenizer *t, llmc_file *f) {
 
 bool tokenizer_read(tokenizer *t, const char *path) {
     llmc_file f;
-    *t = (tokenizer){.n = 0};
+    *t = (tokenizer){.path = path};
     if (!llmc_open(&f, path)) return false;
     const bool ok = read_tokens(t, &f) && make_slots(t);
     llmc_close(&f);
@@ -225,7 +225,7 @@ static bool encode_piece(merging *m, const unsigned char *piece, int64_t n, toke
     for (int64_t i = 0; i < n; i = m->next[i]) {
         const int32_t token = find(m->t, piece + i, m->next[i] - i);
         if (token < 0) {
-            cli_fail(CLI_FAILURE, "the tokenizer has no token for the byte %d: it cannot encode", piece[i]);
+            cli_fail(CLI_FAILURE, "%s has no token for the byte %d: it cannot encode", m->t->path, piece[i]);
             return false;
         }
         if (!token_list_add(to, (uint32_t)token)) return false;

@@ -17,6 +17,7 @@ typedef struct tokenizer {
     int64_t *at;          /* [n+1]: where each begins */
     int32_t *slots;       /* hash table of ids, -1 = free */
     uint64_t mask;        /* its size - 1 */
+    const char *path;     /* the caller's; NULL: of no file */
 } tokenizer;
 
 /* False after an error message: file, offset and expected value. */

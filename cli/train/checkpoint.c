@@ -450,7 +450,7 @@ static bool restore(checkpoint *c, trainer *r) {
     if (group >= 0) H5Gclose(group);
     if (ok && !has_symbols(c, r->model)) return false;
     if (ok && found.fingerprint != r->task->fingerprint) {
-        cli_fail(CLI_FAILURE, "%s: the run was trained on another text", c->path);
+        cli_fail(CLI_FAILURE, "%s: the run was trained on other data", c->path);
         return false;
     }
     ok = ok && get_history(c->file, r->ctx, &r->history) && r->history.steps == found.step;

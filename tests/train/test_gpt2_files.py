@@ -286,7 +286,7 @@ def byte_pairs():
     fattn("tokens", "junk", "--out", "k", "--tokenizer", "wide.bin", "--val", "0")
     assert header("k_train_000000.bin")[0] == 20240801
     write_tokenizer("few.bin", [b"a", b"b"])
-    fattn("tokens", "junk", "--out", "f", "--tokenizer", "few.bin", code=1, says="no token for the byte 32")
+    fattn("tokens", "junk", "--out", "f", "--tokenizer", "few.bin", code=1, says="few.bin has no token for the byte 32")
 
     with open("bpe.bin", "rb") as f:
         good = f.read()

@@ -216,7 +216,7 @@ def checkpoints(folder):
     assert "6-gram" in p.stdout and "sample" in p.stdout, p.stdout
     with open(text, "w") as f:
         f.writelines(lines[1:])
-    run("--resume", other, code=1, says="another text")
+    run("--resume", other, code=1, says="trained on other data")
 
 
 def main():
