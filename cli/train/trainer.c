@@ -48,13 +48,6 @@ static fattn_status divide_passes(trainer *r) {
    that sleep before are worth 0.5 to 1 % of a step of GPUs at their power limit: bench/results/ranks_tried_h200.txt. */
 enum { HOLD_TOKENS = 8192, HOLD = 75 };
 
-/* A step of one pass stores its gradients. */
-static void set_passes(const trainer *r) {
-    int n;
-    fattn_param *const *const params = model_params(r->model, &n);
-    for (int i = 0; i < n && r->own_passes == 1; ++i) params[i]->flags |= FATTN_PARAM_ONE_PASS;
-}
-
 static fattn_status create_reducer(trainer *r) {
     int n;
     fattn_param *const *const params = model_params(r->model, &n);
@@ -86,9 +79,7 @@ static fattn_status create_parts(trainer *r, const model_config *config) {
     if (batch <= most) r->logits = malloc(logits * sizeof *r->logits);
     if (!s && !r->logits && batch <= most)
         s = fattn_ctx_fail(r->ctx, FATTN_E_NOMEM, "no memory for the logits of a batch");
-    if (s) return s;
-    set_passes(r);
-    s = create_reducer(r);
+    if (!s) s = create_reducer(r);
     if (s) return s;
     fattn_adamw_options options = {.struct_size = sizeof options};
     fattn_adamw_defaults(&options);
