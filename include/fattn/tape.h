@@ -17,9 +17,9 @@ typedef struct fattn_var {
    parameter that ops of the same graph use: their kernels may read it before those before them have ended.
 
    ONE_PASS, where steps have one backward pass: it stores the gradient, whatever grad held, 0 where none arrives, and
-   optimizers leave grad as it is: nobody writes zeros to add to them. On a CPU this takes as long, for OpenBLAS writes
-   zeros first itself. Where a pass does not use the parameter,
-   grad is still that of an earlier pass. Parameters that share a grad have it all, or none has. */
+   optimizers leave grad as it is: nobody writes zeros to add to them. On a CPU this takes as long, for OpenBLAS itself
+   writes zeros first. Where a pass does not use the parameter, grad is still that of an earlier pass. Parameters that
+   share a grad have it all, or none has. */
 enum { FATTN_PARAM_FROZEN = 1u << 0, FATTN_PARAM_NO_DECAY = 1u << 1, FATTN_PARAM_ONE_PASS = 1u << 2 };
 typedef struct fattn_param {  /* outlives the steps; the caller owns both tensors */
     fattn_tensor value, grad; /* row-major; grad: value's shape and dtype, or F32 beside 16 bits (an
