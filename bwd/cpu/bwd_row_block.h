@@ -101,14 +101,14 @@ typedef struct fattni_bwd_rows {
 fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t h, int64_t i0,
                                 int64_t n, char *scratch);
 
-/* Whether the call is one that looks for means: 16 bits, in o or in products; o and lse of no
-   other keys, so that a row of P (dP - delta) sums to a known number. */
+/* Whether the call is one that looks for means: 16 bits, in o or in products; o and lse of no other keys, so that a row
+   of P (dP - delta) sums to a known number. */
 bool fattni_bwd_finds_means(const fattni_problem *p, const fattni_cpu_kernels *k);
 /* Finds the mean of one head of one sequence, if w->finds_means. */
 void fattni_bwd_find_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
 /* D floats; NULL where no mean is looked for, none was found, or it is not used. */
 const float *fattni_bwd_key_mean(const fattni_bwd *w, int64_t b, int64_t g);
-/* Of a head whether it has huge rows, with centres_copies. Set beside each other. */
+/* Whether a key head has huge rows, with centres_copies. Tasks set it at the same time. */
 atomic_int *fattni_bwd_huge_head(const fattni_bwd *w, int64_t b, int64_t g);
 /* With a softcap and a mean: sums over keys, [3][row], of P (dP - delta) times 2^ds_exponent, of P times the
    derivative and p->scale times 2^p_exponent, of dS. */
