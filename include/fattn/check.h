@@ -25,8 +25,8 @@ typedef struct fattn_report {
    the bound is factor times the largest error that an unfused implementation in the same dtype
    makes against want, plus a floor of two roundings of want in got's dtype.
    FATTN_E_MISMATCH when an element fails, or, without a baseline and with rtol below 1, the cosine
-   distance exceeds its tolerance, but for tensors that are within atol: errors within their bounds
-   may be biased. The report is written either way. */
+   distance exceeds its tolerance, but for tensors that are within atol, or whose squares overflow: errors
+   within their bounds may be biased. The report is written either way. */
 FATTN_API FATTN_CHECKED fattn_status fattn_compare(fattn_ctx *ctx, const fattn_tensor *got, const fattn_tensor *want,
                                                    const fattn_tensor *baseline, double factor, fattn_tolerance tol,
                                                    fattn_report *out);

@@ -5,7 +5,8 @@
    fattn_ctx_error, which the next failure overwrites. Different contexts can be used concurrently. A
    fattn_param belongs to the caller: tapes of different contexts may read its value concurrently, but
    adding to its grad and optimizer steps must be serialised. The library has no other state: none of the
-   process, none of a thread.
+   process, none of a thread (but for a note, on a thread that multiplies matrices on the CPU, that OpenBLAS has its
+   memory).
    On a GPU a context uses the CUDA context that is current when it is created, if that belongs to its
    device, else the device's primary context; the stream and memory that it is given must belong to the
    same. Calls restore the thread's current device and CUDA context. Work of two contexts is ordered only
