@@ -86,14 +86,14 @@ static int check_sums(int32_t dtype, int64_t rows, int64_t kept, int64_t parts, 
     const std::vector<uint4> xs = draw(dtype, rows * pitch, &x), ys = draw(dtype, rows * pitch, &y);
     std::vector<uint4> d = draw(wide ? FATTN_F64 : FATTN_F32, kept, &want);
     std::vector<double> partial((size_t)(parts * kept), NAN);
-    const double factor = 0.5;
+    const double divisor = 3;
     for (int64_t e = 0; e < kept; ++e) {
         double sum = 0, all = 0;
         for (int64_t r = 0; r < rows; ++r) {
             const double term = x[(size_t)(r * pitch + e)] * (with_y ? y[(size_t)(r * pitch + e)] : 1);
             sum += term, all += fabs(term);
         }
-        want[(size_t)e] = factor * sum + (fresh ? 0 : want[(size_t)e]);
+        want[(size_t)e] = sum / divisor + (fresh ? 0 : want[(size_t)e]);
         size.push_back(all);
     }
     memset(&sum_args, 0, sizeof sum_args);
@@ -102,7 +102,7 @@ static int check_sums(int32_t dtype, int64_t rows, int64_t kept, int64_t parts, 
     for (int n = 0; n < 3; ++n) k->stride[0][n] = 1, r->stride[0][n] = n ? pitch : 0;
     sum_args.d = {d.data(), wide ? FATTN_F64 : FATTN_F32, 0}, sum_args.x = {(void *)xs.data(), dtype, 0};
     if (with_y) sum_args.y = {(void *)ys.data(), dtype, 0};
-    sum_args.partial = partial.data(), sum_args.factor = factor, sum_args.parts = parts, sum_args.fresh = fresh;
+    sum_args.partial = partial.data(), sum_args.divisor = divisor, sum_args.parts = parts, sum_args.fresh = fresh;
     sum_args.dtype = dtype;
     const int64_t width = is_tall ? FATTNI_TALL_COLUMNS : FATTNI_BLOCK_COLUMNS;
     run((is_tall ? tall : columns)[wide], (kept + width - 1) / width * parts,
@@ -112,7 +112,7 @@ static int check_sums(int32_t dtype, int64_t rows, int64_t kept, int64_t parts, 
         auto *const of = &parts_args.of[0];
         of->grid = *k, of->d = sum_args.d, of->partial = partial.data(), of->fresh = fresh;
         of->blocks = (int32_t)((kept + 31) / 32);
-        parts_args.parts = parts, parts_args.stride = kept, parts_args.factor = factor;
+        parts_args.parts = parts, parts_args.stride = kept, parts_args.divisor = divisor;
         run(adds[wide], of->blocks, FATTNI_PARTS_THREADS);
     }
     return judge(is_tall ? "all rows" : parts > 1 ? "parts" : "one part", dtype, rows, kept, want, size, d.data());
@@ -127,7 +127,7 @@ static int check_parts(int32_t dtype, int n, int64_t parts) {
     draw(FATTN_F64, parts * stride, &partial);
     std::vector<uint4> d[FATTNI_PART_SUMS];
     memset(&parts_args, 0, sizeof parts_args);
-    parts_args.parts = parts, parts_args.stride = stride, parts_args.factor = 1;
+    parts_args.parts = parts, parts_args.stride = stride, parts_args.divisor = 1;
     int64_t first = 0, blocks = 0;
     for (int k = 0; k < n; first += kept[k++]) {
         d[k] = draw(wide ? FATTN_F64 : FATTN_F32, kept[k], &want[k]);
