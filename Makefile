@@ -33,9 +33,9 @@ help:
 	@echo 'make install   builds and installs under PREFIX (default /usr/local)'
 	@echo 'make clean     removes build/'
 
-# $(call build,preset): configure once, build always.
+# $(call build,preset): configure until that has succeeded, build always.
 define build
-test -f build/$(1)/CMakeCache.txt || cmake --preset $(1)
+test -f build/$(1)/Makefile || test -f build/$(1)/build.ninja || cmake --preset $(1)
 cmake --build --preset $(1) -j $(JOBS)
 endef
 
@@ -108,7 +108,7 @@ plots:
 	@bench/plots.sh
 
 install: all
-	@cmake --install build/release --prefix $(or $(PREFIX),/usr/local)
+	@cmake --install build/release --prefix "$(patsubst ~/%,$(HOME)/%,$(or $(PREFIX),/usr/local))"
 
 clean:
 	@rm -rf build

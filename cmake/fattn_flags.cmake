@@ -5,6 +5,8 @@ add_compile_options(
 if(CMAKE_C_COMPILER_ID MATCHES "Clang") # -Wconversion as in gcc; omp simd is only a hint
   add_compile_options(-Wno-sign-conversion -Wno-pass-failed)
 endif()
+# Infinities, NaN and the order of sums count, whatever CFLAGS say. Before the others: clang's resets them.
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fno-fast-math>")
 # Nobody reads errno after a function of libm: without it a square root is an instruction, and one of vectors in loops.
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fno-math-errno>")
 # gcc's pass that ends code for AVX with vzeroupper belongs to these, which -O0 and -O1 leave out: on Intel's CPUs the

@@ -6,7 +6,7 @@ shift
 summary=
 for preset in "$@"; do
     begin=$SECONDS
-    test -f "build/$preset/CMakeCache.txt" || cmake --preset "$preset"
+    test -f "build/$preset/Makefile" || test -f "build/$preset/build.ninja" || cmake --preset "$preset"
     cmake --build --preset "$preset" -j "$jobs"
     built=$((SECONDS - begin))
     status=0

@@ -5,6 +5,7 @@
 #include "cli/output/progress.h"
 
 #include <fnmatch.h>
+#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static const struct options defaults = {0};
 static const cli_option table[] = {
     {"list", CLI_FLAG, FIELD(list), NULL, 0, 0, NULL, "print the names of the cases, run nothing"},
     {"fixtures", CLI_TEXT, FIELD(fixtures), "DIR", 0, 0, NULL,
-     "folder of HDF5 cases; default: ./data, then the installed ones"},
+     "folder of HDF5 cases; default: ./data, if it has any, or the installed ones"},
     {"device", CLI_CHOICE, FIELD(device), "D", 0, 0, "cpu|cuda", "where to compute"},
     {"dtype", CLI_CHOICE, FIELD(dtype), "T", 0, 0, "f64|f32", "what to compute in"},
     {"threads", CLI_INT, FIELD(threads), "T", 0, 1024, NULL, "CPU threads; 0: OpenMP's choice"},
@@ -102,9 +103,16 @@ void check_end(check_run *run, const check_result *r) {
     cli_flush();
 }
 
-/* ./data, or share/fattn next to the folder of this program; NULL: neither exists. */
+static bool has_fixtures(const char *pattern) {
+    glob_t found = {0};
+    const bool any = glob(pattern, 0, NULL, &found) == 0;
+    globfree(&found);
+    return any;
+}
+
+/* ./data, if fixtures are in it, or share/fattn next to the folder of this program; NULL: neither exists. */
 static const char *default_folder(char *buffer, size_t size) {
-    if (access("data", R_OK) == 0) return "data";
+    if (has_fixtures("data/*.h5")) return "data";
     const ssize_t length = readlink("/proc/self/exe", buffer, size - 1);
     if (length <= 0) return NULL;
     buffer[length] = 0;
@@ -131,7 +139,7 @@ static int check_all(check_run *run, const struct options *o) {
                   "gradient, or 1.");
     check_gradients(run);
     if (!folder) {
-        fprintf(stderr, "fixtures: no folder ./data and none installed; see --fixtures\n");
+        fprintf(stderr, "fixtures: none (*.h5) in ./data and none installed; see --fixtures\n");
     } else {
         char text[4400];
         snprintf(text, sizeof text,
