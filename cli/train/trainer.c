@@ -69,9 +69,17 @@ static void set_rounding(const trainer *r, fattn_adamw_options *o) {
     o->seed = model_get_config(r->model)->seed;
 }
 
+/* Gradients of one pass are stored, which reads and zeroes none. */
+static void store_gradients(const trainer *r) {
+    int n;
+    fattn_param *const *const params = model_params(r->model, &n);
+    for (int i = 0; i < n && r->own_passes == 1; ++i) params[i]->flags |= FATTN_PARAM_ONE_PASS;
+}
+
 static fattn_status create_parts(trainer *r, const model_config *config) {
     fattn_status s = divide_passes(r);
     if (!s) s = model_create(r->ctx, config, &r->model);
+    if (!s) store_gradients(r);
     if (!s) s = fattn_tape_create(r->ctx, &r->tape);
     if (!s) s = batch_feed_create(r->ctx, r->config.batch, r->task->context, &r->feed);
     const int64_t most = trainer_counted_batch(r->task, config), batch = r->config.batch;
