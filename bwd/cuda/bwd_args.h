@@ -88,9 +88,9 @@ typedef struct fattni_bwd_sm90_args {
     int32_t *parts_stored;
 } fattni_bwd_sm90_args;
 
-/* Divides a backward call whose schedule, padded_rows and row_block are set into work items, one for each `cluster` of
-   `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs share them. The
-   counters follow next_tile and one for SEARCH in memory. */
+/* Divides a backward call whose schedule, finds_means, padded_rows and row_block are set into work items, one for
+   each `cluster` of `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs
+   share them. The counters follow next_tile and one for SEARCH in memory. */
 enum { FATTNI_COUNTERS = 4 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
@@ -108,7 +108,6 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
     s->row_items = (s->row_items + cluster - 1) / cluster;
     s->rows_beside = s->head_groups > 1 ? s->row_items : 0;
-    s->finds_means = s->bwd.key_mean && !a->cu_seqlens_k.p;
     s->search_items =
         s->finds_means && cluster > 1 ? (s->schedule.planes + FATTNI_SEARCH_WARPS - 1) / FATTNI_SEARCH_WARPS : 0;
     s->items = s->search_items + (1 + (s->head_groups < FATTNI_LAG ? s->head_groups : FATTNI_LAG)) * s->row_items +

@@ -105,6 +105,12 @@ static bool does_rows(const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
            !x->d_sink.p && can && !(x->a.flags & FATTN_ACC_DQ);
 }
 
+/* Whether the main kernel finds the means of keys, in those that do rows, too. Kernels with features have no registers
+   for it (and a bias may mask keys), and of packed sequences a row range may have many. */
+static bool finds_means(const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
+    return x->key_mean && is_plain(k) && !x->a.cu_seqlens_k.p;
+}
+
 static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                               fattni_bwd_sm90_args *x) {
     FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, k->BM, &x->q, &x->q_step));
@@ -146,6 +152,7 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
     x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
+    x->finds_means = rows && finds_means(k, bwd);
     if (fattni_bwd_by_heads(k))
         x->items = x->schedule.planes;
     else if (rows)
@@ -229,7 +236,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
         s.part_sums = (float *)((char *)p->workspace + l.part_sums);
         s.parts_stored = (int32_t *)((char *)p->workspace + l.parts_stored);
     }
-    FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && (!rows || p->packed)));
+    FATTNI_TRY(
+        fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && !(rows && finds_means(k, &x))));
     if (!dbias) FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x)); /* that overwrites all of it */
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
     FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));

@@ -95,7 +95,7 @@ fattn_status fattni_bwd_cuda_zero_counters(fattn_ctx *ctx, const fattni_problem 
     /* A thread loads 16 bytes of at least 8 of Sk / 8 or 64 keys. */
     const int64_t loads = fattni_max(p->Sk / 8, 64) * bwd->key_mean_pitch / 64;
     const int threads = loads <= 64 ? 64 : loads <= 128 ? 128 : loads <= 256 ? 256 : 512;
-    const size_t shared = (size_t)(threads / 32 * bwd->key_mean_pitch) * 2 * sizeof(float);
+    const size_t shared = (size_t)(fattni_max(threads / 32, 8) * bwd->key_mean_pitch) * 2 * sizeof(float);
     return fattni_cuda_start(ctx, "fattn_bwd_key_mean", (fattni_cuda_any)fattn_bwd_key_mean, p->B * p->Hkv, threads,
                              shared, bwd);
 }

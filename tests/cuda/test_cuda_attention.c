@@ -142,6 +142,28 @@ Test(cuda_attention, keys_with_means, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* Hopper's kernels that find means beside other work, those of short rows, the kernel that finds them before, and those
+   of sm_80. */
+Test(cuda_attention, means_that_rows_do_not_see, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
+    static const int64_t head_dims[] = {64, 128, 80, 256, 192};
+    for (int n = 0; n < 2 * hidden_means_case_count; ++n)
+        for (int k = 0; k < 5 && mine(n); ++k) {
+            attention_case c = hidden_means_cases[n / 2].c;
+            if (c.softcap > 0) continue;
+            device_use(n % 2 ? sm80 : ctx);
+            c.D = head_dims[k], c.Dv = k == 4 ? 128 : c.D;
+            for (int m = 0; m < 4; ++m) {
+                c.dtype = half_type(m % 2);
+                c.Hkv = m / 2 + 1; /* 2: as kernels of short rows have them */
+                key_means_check_hidden(cpu, &c, &hidden_means_cases[n / 2].x, ON_DEVICE, device_run);
+            }
+        }
+    fattn_ctx_destroy(sm80);
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Hopper's kernels of short rows. On three SMs a CTA has several heads. */
 Test(cuda_attention, short_rows, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);

@@ -106,3 +106,69 @@ gradient_errors key_means_errors(fattn_ctx *ctx, const attention_case *c, double
                                  fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
     return errors_with(ctx, c, (key_means){key, value, 1}, by, on_device);
 }
+
+#define HIDDEN .B = 1, .Hq = 2, .Hkv = 1, .D = 64
+#define MASKED HIDDEN, .Sq = 130, .Sk = 256, .bias = BIAS | BIAS_OVER_I | BIAS_F32
+#define TOP_LEFT HIDDEN, .flags = FATTN_CAUSAL_TOP_LEFT
+#define DRIFTING HIDDEN, .Sq = 300, .Sk = 300, .flags = FATTN_CAUSAL
+const hidden_means_case hidden_means_cases[] = {
+    {{"masked keys", MASKED}, {128, -INFINITY, 130}},
+    {{"many masked keys", MASKED}, {24, -1e9, 130}},
+    {{"few masked keys", MASKED}, {200, -1e4, 130}},
+    {{"later keys", TOP_LEFT, .Sq = 90, .Sk = 512}, {90, 0, 90}},
+    {{"few rows", TOP_LEFT, .Sq = 20, .Sk = 400}, {20, 0, 20}},
+    {{"few rows, softcap", TOP_LEFT, .Sq = 20, .Sk = 400, .softcap = 30}, {20, 0, 20}},
+    /* Rows of the first half see no key of the second, whose mean is another one. */
+    {{"drifting means", DRIFTING}, {150, 0, 150}},
+    {{"drifting means, softcap", DRIFTING, .softcap = 50, .sink = true}, {150, 0, 150}},
+};
+const int hidden_means_case_count = sizeof hidden_means_cases / sizeof *hidden_means_cases;
+
+void key_means_add_hidden(attention *a, double mean, const hidden_means *x) {
+    static const enum tensor_id ids[3] = {T_K, T_V, T_BIAS};
+    for (int m = 0; m < (a->c.bias ? 3 : 2); ++m) {
+        const fattn_tensor *const t = &a->t[ids[m]];
+        int64_t at[FATTN_MAX_DIMS];
+        for (int64_t n = 0; n < fattn_tensor_numel(t); ++n) {
+            attention_index(t, n, at);
+            if (ids[m] == T_BIAS)
+                attention_set(t, at, at[3] >= x->begin ? x->mask : 0);
+            else if (ids[m] == T_V) /* so that O has a mean */
+                attention_set(t, at, attention_get(t, at) + 0.5);
+            else if (at[2] >= x->begin && at[3] % (a->c.D / 4) == 0)
+                attention_set(t, at, attention_get(t, at) + mean);
+        }
+    }
+}
+
+double key_means_hidden_error(const attention *got, int64_t rows) {
+    attention *const want = attention_twin(got, FATTN_F64);
+    double error = 0, size = 0;
+    int64_t at[FATTN_MAX_DIMS];
+    attention_run(want, REFERENCE);
+    for (int64_t n = 0; n < fattn_tensor_numel(&want->t[T_DQ]); ++n) {
+        attention_index(&want->t[T_DQ], n, at);
+        if (at[2] >= rows) continue;
+        const double x = attention_get(&want->t[T_DQ], at), y = attention_get(&got->t[T_DQ], at);
+        error += (y - x) * (y - x), size += x * x;
+    }
+    attention_free(want);
+    return sqrt(error / size);
+}
+
+void key_means_check_hidden(fattn_ctx *ctx, const attention_case *c, const hidden_means *x, enum engine by,
+                            fattn_status (*on_device)(attention *a, enum fattni_pass pass)) {
+    static const double means[] = {0, 3, 30, 300, 3000};
+    double without = 0;
+    for (int n = 0; n < 5; ++n) {
+        attention *const a = attention_new(ctx, c);
+        key_means_add_hidden(a, means[n], x);
+        a->on_device = on_device;
+        attention_run(a, by);
+        const double error = key_means_hidden_error(a, x->rows);
+        attention_free(a);
+        if (n == 0) without = error;
+        cr_assert(error <= 1.5 * without, "%s, %s, D %d: with a mean of %g dq is off by %.2e, without by %.2e", c->name,
+                  fattn_dtype_name(c->dtype), (int)c->D, means[n], error, without);
+    }
+}

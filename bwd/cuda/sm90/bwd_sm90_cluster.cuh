@@ -347,7 +347,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
-    if (x.kind == SEARCH) {
+    if (SEARCHES && x.kind == SEARCH) {
         search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32), 0, 0);
         return;
     }

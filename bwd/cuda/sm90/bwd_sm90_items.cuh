@@ -107,7 +107,7 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32
     if (!t->steps) return;
     row_cursor at = first_rows(t, p->bwd.a.group);
     load_rows(p, t, &at, 0, !first, shared);
-    if (first && p->finds_means) group_has_means(p, 0, 0); /* warp 3 has used the buffer of dQ */
+    if (first && finds_means(p)) group_has_means(p, 0, 0); /* warp 3 has used the buffer of dQ */
     load_mean(p, t, seen, 0, PANELS * 64, shared);
     for (int n = 1; n < t->steps; ++n) {
         next_rows(&at, t, &p->bwd.a);
@@ -370,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
         const int warp = (int)threadIdx.x / 32;
         registers_lower((int)LOADER_REGISTERS);
         if (warp == 3) {
-            if (p.finds_means) search_heads(&p, shared, (shared_memory *)SHARED_MEMORY);
+            if (finds_means(&p)) search_heads(&p, shared, (shared_memory *)SHARED_MEMORY);
             if (p.bwd.dq_semaphore) post(&p, shared);
         } else if (warp > 0) {
             add(&p, shared, warp - 1);

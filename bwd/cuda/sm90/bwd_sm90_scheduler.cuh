@@ -25,6 +25,7 @@
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_SCHEDULER_H
 
 #include "bwd/cuda/sm90/bwd_sm90_common.cuh"
+#include "bwd/cuda/bwd_blocks.cuh"
 #include "bwd/cuda/bwd_key_mean.cuh"
 #include "core/ptx/relaxed.h"
 
@@ -165,25 +166,30 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
 /* ---- the mean of the keys ---- */
 
 /* What bwd_key_mean.cu does as a kernel, from fewer keys: 64 of a short sequence, of a long one 1 of 128, at most 512,
-   in sixteens. A warp has a head, a lane 2 or 4 neighbouring channels. Not of packed sequences, of which a row range
-   may have many: then bwd_key_mean.cu runs before.
+   in sixteens. A warp has a head, a lane 2 or 4 neighbouring channels. Other calls' means are found before, by that
+   kernel: of packed sequences, of which a row range may have many, and in kernels with features, where there are no
+   registers for it.
 
    The first dQ of a call waits for it, and at that time rows load so much that each load takes thousands of cycles. So
    all keys are asked for at once where there is shared memory for STAGED_KEYS, and registers: not above head_dim 128.
    (By bulk copies: with cp.async in a kernel ptxas puts dummy loads before the barriers of its main loop.) */
 enum {
+    SEARCHES = !GENERAL && !BIASED,
     FEWEST_KEYS = 64,
     MOST_KEYS = 512,
     STAGED_KEYS = 128,
-    CHANNEL_PAIRS = D > 64 && D <= 128 ? 2 : 1, /* of a lane */
-    KEYS_AT_ONCE = D > 128 ? 8 : 16 / CHANNEL_PAIRS
+    CHANNEL_PAIRS = D > 64 && D <= 128 ? 2 : 1,     /* of a lane */
+    KEYS_AT_ONCE = D > 128 ? 8 : 16 / CHANNEL_PAIRS /* a part that bounds the mean */
 };
 
+DEVICE int finds_means(const fattni_bwd_sm90_args *p) { return SEARCHES && p->finds_means; }
+
 /* The mean of a channel of `count` keys from sums of them and of their squares; to z (bwd_key_mean.cuh). */
-DEVICE float mean_of_sums(float *z, float sum, float square, int count) {
+DEVICE float mean_of_sums(float *z, const mean_range *range, float sum, float square, int count) {
     if (count == 0) return 0.0f;
     const float weight = __fdividef(1.0f, (float)count), mean = sum * weight;
-    return channel_mean(z, mean, fmaxf(square * weight - mean * mean, 0.0f), count);
+    const float used = channel_mean(z, mean, fmaxf(square * weight - mean * mean, 0.0f), count);
+    return used == 0.0f ? used : bounded_mean(range, used);
 }
 DEVICE float sum_of_warp(float x) {
 #pragma unroll
@@ -191,7 +197,7 @@ DEVICE float sum_of_warp(float x) {
     return x;
 }
 
-/* This lane's channels of a key; to sums of keys and of their squares. */
+/* This lane's channels of a key. */
 DEVICE void load_channels(uint32_t pairs[CHANNEL_PAIRS], const half_type *from) {
     if (CHANNEL_PAIRS == 1) {
         pairs[0] = *(const uint32_t *)from;
@@ -200,24 +206,57 @@ DEVICE void load_channels(uint32_t pairs[CHANNEL_PAIRS], const half_type *from) 
         pairs[0] = x.x, pairs[CHANNEL_PAIRS - 1] = x.y;
     }
 }
-DEVICE void add_channels(float *sum, float *square, const uint32_t pairs[CHANNEL_PAIRS]) {
+
+/* What is known of two channels: sums of keys and of their squares; where the mean may be (bwd_key_mean.cuh), of both
+   in a word, since registers are few. */
+typedef struct channel_pair {
+    float2 sum, square;
+    uint32_t least, most;
+} channel_pair;
+DEVICE channel_pair no_keys(void) {
+    const channel_pair x = {{0.0f, 0.0f}, {0.0f, 0.0f}, pack(-INFINITY, -INFINITY), pack(INFINITY, INFINITY)};
+    return x;
+}
+/* A part of the sample. */
+DEVICE void add_part(channel_pair x[CHANNEL_PAIRS], const uint32_t pairs[KEYS_AT_ONCE][CHANNEL_PAIRS]) {
 #pragma unroll
     for (int e = 0; e < CHANNEL_PAIRS; ++e) {
-        const float2 y = unpack(pairs[e]);
-        sum[2 * e] += y.x, sum[2 * e + 1] += y.y;
-        square[2 * e] += y.x * y.x, square[2 * e + 1] += y.y * y.y;
+        float2 sum = make_float2(0.0f, 0.0f), square = sum;
+#pragma unroll
+        for (int n = 0; n < KEYS_AT_ONCE; ++n) {
+            const float2 y = unpack(pairs[n][e]);
+            sum.x += y.x, sum.y += y.y;
+            square.x += y.x * y.x, square.y += y.y * y.y;
+        }
+        const float2 least = unpack(x[e].least), most = unpack(x[e].most);
+        mean_range low = {least.x, most.x}, high = {least.y, most.y};
+        bound_mean(&low, 0.0f, sum.x, square.x, (float)KEYS_AT_ONCE);
+        bound_mean(&high, 0.0f, sum.y, square.y, (float)KEYS_AT_ONCE);
+        x[e].least = pack(low.least, high.least), x[e].most = pack(low.most, high.most);
+        x[e].sum.x += sum.x, x[e].sum.y += sum.y;
+        x[e].square.x += square.x, x[e].square.y += square.y;
     }
+}
+/* Their means; to z. */
+DEVICE float2 means_of_pair(float *z, const channel_pair *x, int count) {
+    const float2 least = unpack(x->least), most = unpack(x->most);
+    const mean_range low = {least.x, most.x}, high = {least.y, most.y};
+    return make_float2(mean_of_sums(z, &low, x->sum.x, x->square.x, count),
+                       mean_of_sums(z, &high, x->sum.y, x->square.y, count));
 }
 
 /* The mean of the keys of a head, to memory; one warp. Returns whether it is used. `staging`: shared memory for
    STAGED_KEYS, and an mbarrier, for one call; or NULL. */
 DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, half_type *staging, uint32_t bar) {
     const fattni_attention_args *const a = &bwd->a;
-    const int lane = (int)threadIdx.x % 32, Sk = BANDS ? sequence_of(a, at->b).Sk : a->Sk;
-    const int most = min(Sk, max((int)FEWEST_KEYS, min(Sk / 128, (int)MOST_KEYS))), count = most & ~15;
+    const sequence s = BANDS ? sequence_of(a, at->b) : whole_sequence(a, at->b, CAUSAL);
+    const interval seen = keys_seen_by(&s, 0, s.Sq);
+    const int lane = (int)threadIdx.x % 32, keys = max(seen.end - seen.begin, 0);
+    const int most = min(keys, max((int)FEWEST_KEYS, min(keys / 128, (int)MOST_KEYS))), count = most & ~15;
     const int plane = at->b * a->Hkv + at->hk;
-    const half_type *head = (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h;
-    const int stride = count ? Sk / count : 1, five = 5 % stride, staged = D <= 128 && staging && count <= STAGED_KEYS;
+    const half_type *head = (const half_type *)a->k.p + at->b * a->k.b + at->hk * a->k.h + seen.begin * a->k.row;
+    const int stride = count ? keys / count : 1, five = 5 % stride,
+              staged = D <= 128 && staging && count <= STAGED_KEYS;
     float z = 0.0f;
     if (staged) {
         if (lane == 0) mbarrier_expect(bar, count * a->D * 2);
@@ -233,15 +272,15 @@ DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, half_type
     for (int pass = 0; pass < (PANELS + CHANNEL_PAIRS - 1) / CHANNEL_PAIRS; ++pass) {
         const int channel = (pass * 32 + lane) * (2 * CHANNEL_PAIRS), inside = channel < a->D;
         const half_type *const k = head + (inside ? channel : 0);
-        float sum[2 * CHANNEL_PAIRS] = {}, square[2 * CHANNEL_PAIRS] = {};
+        channel_pair x[CHANNEL_PAIRS] = {no_keys()};
+        x[CHANNEL_PAIRS - 1] = no_keys();
         int key = 0, rest = 0; /* sampled_key is their sum */
 #pragma unroll 1
         for (int n0 = 0; n0 < count && staged; n0 += KEYS_AT_ONCE) {
             uint32_t pairs[KEYS_AT_ONCE][CHANNEL_PAIRS];
 #pragma unroll
             for (int n = 0; n < KEYS_AT_ONCE; ++n) load_channels(pairs[n], k + (n0 + n) * a->D);
-#pragma unroll
-            for (int n = 0; n < KEYS_AT_ONCE; ++n) add_channels(sum, square, pairs[n]);
+            add_part(x, pairs);
         }
 #pragma unroll 1
         for (int n0 = 0; n0 < count && !staged; n0 += KEYS_AT_ONCE) {
@@ -252,17 +291,12 @@ DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, half_type
                 key += stride, rest += five;
                 if (rest >= stride) rest -= stride;
             }
-#pragma unroll
-            for (int n = 0; n < KEYS_AT_ONCE; ++n) add_channels(sum, square, pairs[n]);
+            add_part(x, pairs);
         }
         if (channel >= 64 * PANELS) continue;
         float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel);
 #pragma unroll
-        for (int e = 0; e < 2 * CHANNEL_PAIRS; e += 2) {
-            const float low = mean_of_sums(&z, sum[e], square[e], inside ? count : 0),
-                        high = mean_of_sums(&z, sum[e + 1], square[e + 1], inside ? count : 0);
-            mean[e / 2] = make_float2(low, high);
-        }
+        for (int e = 0; e < CHANNEL_PAIRS; ++e) mean[e] = means_of_pair(&z, x + e, inside ? count : 0);
     }
     __syncwarp();
     const int use = shows_means(sum_of_warp(z), a->D, count);
@@ -301,7 +335,7 @@ DEVICE int group_has_means(const fattni_bwd_sm90_args *p, int head_group, int se
 
 /* One thread: until all rows of a task's head group are preprocessed. Returns what is known of its means by then. */
 DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
-    const int seen = p->finds_means ? searched(p, t->head_group) : 0; /* both loads at once */
+    const int seen = finds_means(p) ? searched(p, t->head_group) : 0; /* both loads at once */
     if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
     return seen;
 }
@@ -309,7 +343,7 @@ DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
    mean_full has both. Only dQ needs it, so the first tiles do not wait for the search. */
 DEVICE void load_mean(const fattni_bwd_sm90_args *p, const task *t, int seen, int column, int columns,
                       uint32_t shared) {
-    const int some = !p->finds_means || group_has_means(p, t->head_group, seen);
+    const int some = !finds_means(p) || group_has_means(p, t->head_group, seen);
     const float *const mean = some ? key_mean_of(&p->bwd, t->b, t->hk) : 0;
     const uint32_t full = MEMBER_ADDRESS(shared, mean_full);
     store_shared_word(MEMBER_ADDRESS(shared, has_mean), mean != 0);
@@ -469,7 +503,7 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, int t
     const row_range s = rows_of_item(p, x);
     const int groups = threads / 128, slices = (s.end - s.begin) / BM * PARTS;
     const int t = thread % 4, row = thread % 128 / 32 * 16 + thread % 32 / 4 + t / 2 * 8; /* after transpose_quad */
-    if (bwd->dq_of_mean && p->finds_means && thread == 0) /* who adds nothing has not asked for means */
+    if (bwd->dq_of_mean && finds_means(p) && thread == 0) /* who adds nothing has not asked for means */
         group_has_means(p, x->head_group, 0);
     wait_counter_all(p, x->head_group, DQ_ADDITIONS, dq_additions(p, x->head_group), thread, threads);
     for (int head = s.head; head < s.last; ++head) {

@@ -95,13 +95,32 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
     __syncwarp();
 }
 
-/* The mean of the keys of a head, as search_head finds it, from fewer keys, by AHEAD_WARPS: each has a part of the
-   keys, a lane a pair of channels at a time. Beyond D it reads the first pair. Sums of several warps meet in the
+/* Two channels of keys: sums, and of their squares. `from`: the first key's; of the part's `count` keys, from number
+   `first` on, at most PART; beyond them the sample's last. */
+enum { SAMPLED = 32, SAMPLE_PARTS = 3, PART = (SAMPLED + SAMPLE_PARTS - 1) / SAMPLE_PARTS };
+DEVICE float4 sums_of_part(const half_type *from, int64_t row, int first, int keys, int stride) {
+    uint32_t pairs[PART];
+    float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int n = 0; n < PART; ++n)
+        pairs[n] = *(const uint32_t *)(from + sampled_key(min(first + n, keys - 1), stride) * row);
+#pragma unroll
+    for (int n = 0; n < PART; ++n) {
+        const float2 y = unpack(pairs[n]);
+        const float low = first + n < keys ? y.x : 0.0f, high = first + n < keys ? y.y : 0.0f;
+        sums.x += low, sums.y += high;
+        sums.z += low * low, sums.w += high * high;
+    }
+    return sums;
+}
+
+/* The mean of the keys of a head, as search_head finds it, from fewer keys, by AHEAD_WARPS, which share the parts; a
+   lane has a pair of channels at a time. Beyond D it reads the first pair. Sums of several warps meet in the
    accumulator of dQ, which nothing else uses then. */
 DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
-    enum { KEYS = 32, PART = (KEYS + AHEAD_WARPS - 1) / AHEAD_WARPS, AT_ONCE = 11 };
+    enum { FEWEST_BOUND = 8 };
     const fattni_attention_args *const a = &bwd->a;
-    const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)KEYS), stride = a->Sk / count;
+    const int lane = thread % 32, warp = thread / 32, count = min(a->Sk, (int)SAMPLED), stride = a->Sk / count;
     const half_type *const head = (const half_type *)a->k.p + plane / a->Hkv * a->k.b + plane % a->Hkv * a->k.h;
     float4 *const parts = (float4 *)bwd->dq_accumulator + (int64_t)blockIdx.x * AHEAD_THREADS + lane;
     float z = 0.0f;
@@ -109,36 +128,26 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
     for (int channel = 2 * lane; channel < D; channel += 64) {
         const int inside = channel < a->D;
         const half_type *const k = head + (inside ? channel : 0);
-        float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* of two channels, and of their squares */
-#pragma unroll 1
-        for (int first = warp * PART; first < (warp + 1) * PART; first += AT_ONCE) {
-            uint32_t pairs[AT_ONCE];
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n)
-                pairs[n] = *(const uint32_t *)(k + sampled_key(min(first + n, count - 1), stride) * a->k.row);
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const float2 y = unpack(pairs[n]);
-                const int counts = first + n < min((warp + 1) * PART, count);
-                const float low = counts ? y.x : 0.0f, high = counts ? y.y : 0.0f;
-                sums.x += low, sums.y += high;
-                sums.z += low * low, sums.w += high * high;
-            }
-        }
         if (AHEAD_WARPS > 1) {
-            parts[32 * warp] = sums;
+            parts[32 * warp] = sums_of_part(k, a->k.row, warp * PART, count, stride);
             __syncwarp();
             named_barrier_sync(MEAN_PARTS, AHEAD_THREADS);
             if (warp < AHEAD_WARPS - 1) continue;
-#pragma unroll
-            for (int n = 0; n < AHEAD_WARPS - 1; ++n) {
-                const float4 x = parts[32 * n];
-                sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
-            }
         }
-        const float low = mean_of_sums(&z, sums.x, sums.z, inside ? count : 0),
-                    high = mean_of_sums(&z, sums.y, sums.w, inside ? count : 0);
-        *(float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel) = make_float2(low, high);
+        float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        mean_range low = any_mean(), high = any_mean();
+#pragma unroll 1
+        for (int n = 0; n < SAMPLE_PARTS; ++n) {
+            const float4 x = AHEAD_WARPS > 1 ? parts[32 * n] : sums_of_part(k, a->k.row, n * PART, count, stride);
+            const int keys = min((int)PART, count - n * PART);
+            sums.x += x.x, sums.y += x.y, sums.z += x.z, sums.w += x.w;
+            if (keys < FEWEST_BOUND) continue;
+            bound_mean(&low, 0.0f, x.x, x.z, (float)keys);
+            bound_mean(&high, 0.0f, x.y, x.w, (float)keys);
+        }
+        const int counted = inside ? count : 0;
+        *(float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel) = make_float2(
+            mean_of_sums(&z, &low, sums.x, sums.z, counted), mean_of_sums(&z, &high, sums.y, sums.w, counted));
     }
     __syncwarp();
     if (warp == AHEAD_WARPS - 1) {
@@ -148,7 +157,7 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
     }
     __syncwarp();
 }
-static_assert(AHEAD_WARPS == 1 || D == 64, "one exchange of sums");
+static_assert(AHEAD_WARPS == 1 || (AHEAD_WARPS == SAMPLE_PARTS && D == 64), "one exchange of parts");
 
 /* Rows of a tensor of a head to L2; a row has one line, or D / 64. */
 DEVICE void prefetch_rows(const fattni_view *x, int bytes, int b, int h, int rows, int thread) {

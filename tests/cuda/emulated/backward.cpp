@@ -10,6 +10,8 @@
 #define HOPPER (K_ARCH == 90)
 /* Its kernels in which packed sequences follow each other, and may prepare their rows. */
 #define PACKED_ROWS (HOPPER && K_VARIANT == FATTNI_VARIANT_BANDED && CTAS == 1)
+/* Its kernels that find means of keys beside rows. */
+#define FINDS_MEANS (HOPPER && (K_VARIANT < FATTNI_VARIANT_GENERAL || K_VARIANT == FATTNI_VARIANT_HEADS))
 /* The kernel of dbias has no other results, and reads lse2 and delta; that of dq, dk and dv leaves it out. */
 #define OF_DBIAS (K_VARIANT == FATTNI_VARIANT_DBIAS)
 #define ROW_BLOCK (OF_DBIAS && K_D > 64 ? 64 : K_BM) /* of the kernel of dq, whose tensor maps it has */
@@ -141,7 +143,8 @@ static void set_up(problem *p, const test_case *c) {
         bwd->key_mean_pitch = ROW_OF_MEANS;
         if (!HOPPER) bwd->dq_of_mean = p->dq_of_mean.data();
         if (c->rows && !OF_SHORT_ROWS) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
-        if (c->rows && !c->packed) { /* the kernel finds the means, whatever there was before */
+        p->args.finds_means = c->rows && !c->packed && FINDS_MEANS;
+        if (p->args.finds_means) { /* whatever there was before */
             p->key_mean.assign(p->key_mean.size(), NAN), p->key_mean_used.assign(p->key_mean_used.size(), 1);
         }
     }

@@ -76,6 +76,7 @@ template <class T> static inline const T *machine_gather(const T *x) {
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline float __fdividef(float a, float b) { return a / b; }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline void atomicAdd(float *p, float x) { *p += x; }
 static inline int atomicOr(int *p, int x) {
     const int old = *p;
