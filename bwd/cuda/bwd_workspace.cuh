@@ -23,8 +23,14 @@ DEVICE const float *key_mean_of(const fattni_bwd_args *bwd, int b, int hk) {
 DEVICE float sum_of_ds(const fattni_bwd_args *bwd, float sink_share, float delta, float d_lse) {
     return (d_lse + sink_share * delta) / bwd->dbias_scale;
 }
+/* With a softcap, whose derivative is c, dS = P c (dP - delta) has no known sum, but P (dP - delta) has. What that sums
+   to beyond it, `known`, is the error of the delta that it was computed with, which is in dS times P c: from sums of a
+   row's P (dP - delta), P c (dP - delta) and P c, in the scale of F16's P, what dS sums to with the true delta. */
+DEVICE float capped_sum_of_ds(const fattni_bwd_args *bwd, float known, float sum, float capped_sum, float weight) {
+    return capped_sum - (sum - known) * (weight * bwd->dbias_scale);
+}
 /* Where the keys' mean may be used: dq_of_mean of the padded row `at` begins with what dS sums to, from the row's L and
-   delta. The kernels of sm_80 subtract what the rounded dS sums to. */
+   delta (with a softcap: rows/bwd_capped_sums.cuh). The kernels of sm_80 subtract what the rounded dS sums to. */
 DEVICE void store_sum_of_ds(const fattni_bwd_args *bwd, int64_t at, float L, float delta, float sink, float d_lse) {
     const int counts = L - L == 0.0f && !FATTNI_IS_HUGE(L);
     bwd->dq_of_mean[at] = counts ? sum_of_ds(bwd, expf(sink - L), delta, d_lse) : 0.0f;

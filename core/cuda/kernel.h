@@ -10,7 +10,7 @@
    told apart at run time. SHORT: causal, few rows. HEADS, HEADS_FULL: a CTA has a head (bwd_sm90_short.cuh). BANDED:
    windows, lengths, sink, merge; PARTS: also divided keys. GENERAL: also softcap, ALiBi, bias, dropout. CAPPED: with a
    softcap. BIASED: banded with a bias that TMA loads; DBIAS: its gradient. HUGE: core/attention/huge.h. FEW,
-   FEW_GENERAL, FEW_UNIFIED: for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. */
+   FEW_GENERAL, FEW_UNIFIED: for few rows (fwd/cuda/fwd_parts.h). ADD: fwd_split.h. SUMS: bwd_capped_sums.cuh. */
 #define FATTNI_VARIANT_FULL 0
 #define FATTNI_VARIANT_CAUSAL 1
 #define FATTNI_VARIANT_PLAIN 2
@@ -28,6 +28,7 @@
 #define FATTNI_VARIANT_DBIAS 14
 #define FATTNI_VARIANT_PARTS 15
 #define FATTNI_VARIANT_HEADS 16
+#define FATTNI_VARIANT_SUMS 17
 enum { FATTNI_SHORT_ROWS = 1024 };
 typedef void (*fattni_cuda_any)(void); /* a kernel's host stub, of any argument type */
 

@@ -456,11 +456,12 @@ static void mark(const fattni_cuda_kernel *const *list, bool *planned, const cha
     for (int n = 0; list[n]; ++n) planned[n] |= !strcmp(list[n]->name, name);
 }
 /* Names of kernels that no plan has named, but for those that run beside a planned one: of rows and sums that it leaves
-   out, and of bias's gradient. */
+   out, of bias's gradient, and of sums that a softcap needs. */
 static void add_unplanned(const fattni_cuda_kernel *const *list, const bool *planned, char *text, size_t size) {
     for (int n = 0; list[n]; ++n) {
         const char *const name = list[n]->name;
-        const bool beside = strstr(name, "_huge_") || strstr(name, "_add_parts") || strstr(name, "_sm90_dbias_");
+        const bool beside = strstr(name, "_huge_") || strstr(name, "_add_parts") || strstr(name, "_sm90_dbias_") ||
+                            strstr(name, "_capped_sums_");
         if (!planned[n] && !beside && strlen(text) + strlen(name) + 2 < size) strcat(strcat(text, " "), name);
     }
 }

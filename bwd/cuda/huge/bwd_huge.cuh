@@ -45,7 +45,9 @@ typedef struct shared_memory {
     /* Per row: m; log2 l, less what P is scaled by, +inf where the row is not huge; delta; m and l of either half of
        the keys. */
     float max[BM], log_sum[BM], delta[BM], half_max[2][BM], half_sum[2][BM];
-    float ds_sum[BM]; /* what a row of dS should sum to */
+    float ds_sum[BM]; /* what a row of dS should sum to; with a softcap P (dP - delta), which tells it */
+    /* With a softcap, of either half of the keys: what P (dP - delta), dS and P c sum to (capped_sum_of_ds). */
+    float capped[2][3][BM];
 } shared_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 static_assert(offsetof(shared_memory, keys) % 1024 == 0 && offsetof(shared_memory, p) % 1024 == 0 &&
@@ -206,6 +208,7 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const sequence *s, const
         float d_lse = 0.0f;
         if (i < s->Sq && bwd->d_lse.p) d_lse = *row_at(&bwd->d_lse, s, h, s->q0 + i);
         of->ds_sum[r] = sum_of_ds(bwd, expf(sink - top - log_sum), delta, d_lse);
+        for (int n = 0; n < 6; ++n) of->capped[n / 3][n % 3][r] = 0.0f;
         of->max[r] = counts ? top : 0.0f;
         of->log_sum[r] = counts ? (log_sum - bwd->lse_shift) * LOG2E : INFINITY;
         of->delta[r] = delta;
@@ -215,9 +218,30 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const sequence *s, const
     if (bwd->d_sink.p && threadIdx.x == 0) store_sink_part(bwd, b, h, i0, of->half_sum[0]);
 }
 
-/* P and dS of one tile, rounded, to shared memory; adds to dbias on demand. All threads. */
+/* This warp's part of P (dP - delta) to its rows' sums, with the softcap's tanh. */
+DEVICE void add_capped_sums(shared_memory *of, const float p[KEY_TILES][4], const float g[KEY_TILES][4],
+                            const float tanhs[KEY_TILES][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float x[3] = {0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < 2 * KEY_TILES; ++n) {
+            const int e = 2 * half + n % 2;
+            const float t = tanhs[n / 2][e], c = fmaf(-t, t, 1.0f);
+            x[0] += g[n / 2][e], x[1] += g[n / 2][e] * c, x[2] += p[n / 2][e] * c;
+        }
+#pragma unroll
+        for (int n = 0; n < 3; ++n) {
+            x[n] += __shfl_xor_sync(ALL_LANES, x[n], 1);
+            x[n] += __shfl_xor_sync(ALL_LANES, x[n], 2);
+            if (threadIdx.x % 4 == 0) of->capped[threadIdx.x / 128][n][lane_row() + 8 * half] += x[n];
+        }
+    }
+}
+
+/* P and dS of one tile, rounded, to shared memory; of_rows: and what it adds to dbias and to sums. All threads. */
 DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, const cta_memory *m, int b, int h, int i0, int j0,
-                      int with_bias) {
+                      int of_rows) {
     const fattni_attention_args *const a = &bwd->a;
     const shared_memory *const of = m->memory;
     float p[KEY_TILES][4], ds[KEY_TILES][4], tanhs[KEY_TILES][4];
@@ -237,10 +261,17 @@ DEVICE void gradients(const fattni_bwd_args *bwd, const sequence *s, const cta_m
             p[n][e] = p[n][e] == -INFINITY ? 0.0f : exp2_approx((p[n][e] - of->max[r]) * LOG2E - of->log_sum[r]);
             const float dp = kept ? ds[n][e] * (a->drop_T ? a->keep_scale : 1.0f) : 0.0f;
             ds[n][e] = p[n][e] == 0.0f ? 0.0f : p[n][e] * (dp - of->delta[r]);
-            if (!kept) p[n][e] = 0.0f;
         }
-    if (with_bias && bwd->d_bias.p) add_dbias(ds, KEY_TILES, 0, &bwd->d_bias, bwd->dbias_scale, s, b, h, i, j);
-    if (a->softcap > 0) softcap_backward(ds, tanhs, KEY_TILES);
+    if (of_rows && bwd->d_bias.p) add_dbias(ds, KEY_TILES, 0, &bwd->d_bias, bwd->dbias_scale, s, b, h, i, j);
+    if (a->softcap > 0) {
+        if (of_rows) add_capped_sums(m->memory, p, ds, tanhs);
+        softcap_backward(ds, tanhs, KEY_TILES);
+    }
+    if (a->drop_T)
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) p[n][e] = is_kept(keep, 0, n, e) ? p[n][e] : 0.0f;
     const int lane = (int)threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < KEY_TILES; ++n)
@@ -282,11 +313,19 @@ DEVICE void sum_ds(float sum[4], const cta_memory *m) {
         mma(sum, rows, ONES, ONES);
     }
 }
+/* What row r of dS should sum to. */
+DEVICE float ds_sum_of(const fattni_bwd_args *bwd, const shared_memory *of, int r) {
+    if (!(bwd->a.softcap > 0)) return of->ds_sum[r];
+    float sums[3];
+    for (int n = 0; n < 3; ++n) sums[n] = of->capped[0][n][r] + of->capped[1][n][r];
+    return capped_sum_of_ds(bwd, of->ds_sum[r], sums[0], sums[1], sums[2]);
+}
 /* dQ less its rows' excess times the mean of the keys (bwd_key_mean.cu). */
-DEVICE void subtract_excess(gradient dq, const float sum[4], const float *ds_sum, const float *key_mean) {
+DEVICE void subtract_excess(gradient dq, const float sum[4], const fattni_bwd_args *bwd, const shared_memory *of,
+                            const float *key_mean) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float excess = sum[2 * half] - ds_sum[lane_row() + 8 * half];
+        const float excess = sum[2 * half] - ds_sum_of(bwd, of, lane_row() + 8 * half);
 #pragma unroll
         for (int n = 0; n < PANELS * COLUMN_TILES; ++n) {
             const int panel = n / COLUMN_TILES, tile = n % COLUMN_TILES;
@@ -326,7 +365,7 @@ DEVICE void row_task(const fattni_bwd_args *bwd, cta_memory *m, int task) {
         }
         if (key_mean) sum_ds(sum, m);
     }
-    if (key_mean) subtract_excess(dq, sum, m->memory->ds_sum, key_mean);
+    if (key_mean) subtract_excess(dq, sum, bwd, m->memory, key_mean);
     const int row = lane_row();
     const int inside[2] = {m->memory->log_sum[row] < INFINITY, m->memory->log_sum[row + 8] < INFINITY};
     if (bwd->dq.p) add_rows(dq, &bwd->dq, &s, h, s.q0 + i0 + row, bwd->dq_scale, inside, a->D, bwd->dq_f32);

@@ -147,7 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
             }
         }
         store_statistics(bwd, base + r, L, sum);
-        if (bwd->dq_of_mean && key_mean_of(bwd, b, h / a->group)) store_sum_of_ds(bwd, base + r, L, sum, sink, d_lse);
+        if (bwd->dq_of_mean && !(a->softcap > 0) && key_mean_of(bwd, b, h / a->group))
+            store_sum_of_ds(bwd, base + r, L, sum, sink, d_lse);
     }
     if (bwd->d_sink.p) {
         __shared__ float warps[THREADS / 32];

@@ -61,7 +61,7 @@ enum {
     ROW_BYTES = BM * PANELS * 128,
     D_O_BYTES = BM * V_PANELS * 128,
     DS_BYTES = BN * BM * 2,
-    TWO_K_TILES = !WIDE && !BIASED && !KEEPS_DQ && !CAPPED && (D <= 64 || !BY_HEADS), /* where there is room */
+    TWO_K_TILES = !WIDE && !BIASED && !KEEPS_DQ && (D <= 64 || !BY_HEADS), /* where there is room */
     DS_STAGES = KEEPS_DQ || WIDE || (TWO_K_TILES && D == 64) ? 1 : 2,
     DP_PARTS = WIDE ? 2 : 1,
     DP_ROWS = BM / DP_PARTS,                               /* rows of dP that are there at a time */
@@ -336,7 +336,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     row_cursor rows = first_rows(t, a->group);
     clear_rows_ahead(t, &rows, 0, shared);
     if (!BY_HEADS && t->steps) mbarrier_wait(MEMBER_ADDRESS(shared, mean_full), (uint32_t)t->kv_phase);
-    const int has_mean = !CAPPED && (BY_HEADS || t->steps) && load_shared_word(MEMBER_ADDRESS(shared, has_mean));
+    const int has_mean = (BY_HEADS || t->steps) && load_shared_word(MEMBER_ADDRESS(shared, has_mean));
     if (TWO_K_TILES && has_mean) {
         centre_tile(MEMBER_ADDRESS(shared, k_of_dq), PANELS, K_PANEL, memory->key_mean);
         named_barrier_sync(CLEARED, CONSUMER_THREADS);

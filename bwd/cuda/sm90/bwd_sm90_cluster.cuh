@@ -252,7 +252,7 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
         float *to = accumulator_at(bwd, t, &s) + cta() * SLICE + (threadIdx.x & 127) * 4;
         float sums[4];
         mbarrier_wait(ELEMENT_ADDRESS(shared, ds_full, s.stage), s.parity);
-        const int means = !CAPPED && load_shared_word(MEMBER_ADDRESS(shared, has_mean)),
+        const int means = load_shared_word(MEMBER_ADDRESS(shared, has_mean)),
                   pause = means ? DQ_PAUSE_WITH_MEANS : DQ_PAUSE;
         if (means) sum_rows(sums, ds);
 #pragma unroll 1

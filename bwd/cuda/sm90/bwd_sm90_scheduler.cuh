@@ -168,7 +168,7 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
 /* What bwd_key_mean.cu does as a kernel, from fewer keys: 64 of a short sequence, of a long one 1 of 128, at most 512,
    in sixteens. A warp has a head, a lane 2 or 4 neighbouring channels. Other calls' means are found before, by that
    kernel: of packed sequences, of which a row range may have many, and in kernels with features, where there are no
-   registers for it.
+   registers for it, and which with a softcap need them before (rows/bwd_capped_sums.cuh).
 
    The first dQ of a call waits for it, and at that time rows load so much that each load takes thousands of cycles. So
    all keys are asked for at once where there is shared memory for STAGED_KEYS, and registers: not above head_dim 128.
@@ -410,7 +410,7 @@ DEVICE void preprocess_rows(const fattni_bwd_args *bwd, const query_head *at, fl
         }
         if (i >= s->end || lane >= at_once) continue;
         store_statistics(bwd, base + i, L, delta);
-        if (bwd->dq_of_mean) store_sum_of_ds(bwd, base + i, L, delta, sink, d_l);
+        if (!CAPPED && bwd->dq_of_mean) store_sum_of_ds(bwd, base + i, L, delta, sink, d_l);
     }
 }
 

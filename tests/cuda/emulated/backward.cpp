@@ -18,6 +18,8 @@
 #define KEY_BLOCK (OF_DBIAS && K_D > 128 ? 64 : K_BN)
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
+/* What rows of dS sum to where there is a softcap and keys have a mean, before the other kernels; nothing else. */
+#define OF_SUMS (K_VARIANT == FATTNI_VARIANT_SUMS)
 /* Prepares rows, of calls without dL, and finishes dQ; its work items are heads. */
 #define OF_CAUSAL_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_HEADS)
 #define OF_SHORT_ROWS (OF_CAUSAL_ROWS || K_VARIANT == FATTNI_VARIANT_HEADS_FULL)
@@ -38,10 +40,17 @@ typedef struct test_case {
     int exact; /* with rows: V has a mean of 100, and there is what rounding takes off O */
     int odd;   /* head_dim less 5: no accesses of 16 bytes */
     float softcap;
+    int sink;
     int parts; /* tasks are divided into up to so many, of as many row blocks each */
 } test_case;
 
-static const float SOFTCAP = 0.8f; /* of kernels that always have one */
+/* Of kernels that always have one. With means scores are as large as these. */
+static float softcap_of(const test_case *c) {
+    const bool always = K_VARIANT == FATTNI_VARIANT_CAPPED || OF_SUMS;
+    return c->softcap > 0 || !always ? c->softcap : c->mean ? 50 : 0.8f;
+}
+/* What rows sum to is there before the kernel runs. */
+static bool knows_sums(const test_case *c) { return softcap_of(c) > 0 && c->mean && !OF_SUMS; }
 enum { ROW_OF_MEANS = 256 };
 static int width_of(const test_case *c) { return c->D - (c->odd ? 5 : 0); }
 static int v_width_of(const test_case *c) { return width_of(c) - K_D + K_DV; }
@@ -51,12 +60,12 @@ typedef struct problem {
     field q, k, v, o, d_o, dq, dk, dv;
     std::vector<int8_t> o_rest;
     std::vector<uint16_t> half_bias;
-    std::vector<float> key_mean, dq_of_mean, slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
+    std::vector<float> key_mean, dq_of_mean, sinks, slopes, bias, d_bias, lse, d_lse, lse2, delta, accumulator;
     std::vector<int32_t> key_mean_used, dq_semaphore, counters, huge, huge_blocks;
     std::vector<float> huge_max, huge_log_sum, huge_sink, part_sums;
     std::vector<int32_t> parts_stored;
-    lengths of; /* the sequences */
-    std::vector<double> want_dq, want_dk, want_dv, want_d_bias;
+    lengths of;                                                                           /* the sequences */
+    std::vector<double> want_dq, want_dk, want_dv, want_d_bias, want_sums, sizes_of_sums; /* the last: of sum |G| */
     fattni_bwd_sm90_args args;
 } problem;
 
@@ -83,6 +92,7 @@ static void set_up(problem *p, const test_case *c) {
     p->o = p->d_o, p->dq = p->q, p->dk = p->k, p->dv = p->v;
     for (field *f : {&p->dq, &p->dk, &p->dv})
         for (uint16_t &x : f->x) x = OF_HUGE_ROWS ? 0 : UNTOUCHED;
+    for (int h = 0; h < c->Hq; ++h) p->sinks.push_back(c->sink ? 1.0f + (float)h : -INFINITY);
     for (int h = 0; h < c->Hq; ++h) p->slopes.push_back(h % 2 ? -0.03f : 0.05f + 0.1f * (float)h);
     for (int n = 0; n < (c->bias ? c->Hq * c->Sq * c->Sk : 0); ++n)
         p->bias.push_back(normal() - (OF_HUGE_ROWS && n / c->Sk % 3 ? 4096 : 0));
@@ -99,7 +109,7 @@ static void set_up(problem *p, const test_case *c) {
     a->scale = 1 / sqrtf((float)D);
     const bool begins = FATTNI_BEGINS_WITH_L(K_VARIANT < FATTNI_VARIANT_GENERAL || OF_SHORT_ROWS, CTAS, K_BM);
     bwd->lse_factor = HOPPER && begins ? -1 / a->scale : 1 / logf(2.0f);
-    a->softcap = K_VARIANT == FATTNI_VARIANT_CAPPED ? SOFTCAP : c->softcap;
+    a->softcap = softcap_of(c);
     a->vector_qkv = bwd->vector_gradients = !c->odd;
     a->drop_T = (uint32_t)lroundf(32768 * c->dropout);
     a->keep_scale = 32768.0f / (float)(32768 - a->drop_T);
@@ -114,6 +124,8 @@ static void set_up(problem *p, const test_case *c) {
     if (c->exact) a->o_rest = o_rest;
     const fattni_line slopes = {p->slopes.data(), 1};
     if (c->alibi) a->alibi = slopes;
+    const fattni_line sinks = {p->sinks.data(), 1};
+    if (c->sink) a->sink = sinks;
     give_lengths(a, &p->of, c->packed, c->padded);
     const fattni_view bias = {p->bias.data(), 0, (int64_t)c->Sq * c->Sk, c->Sk, 1};
     if (c->bias) a->bias = bwd->d_bias = bias, bwd->d_bias.p = p->d_bias.data(), a->bias_f32 = 1;
@@ -137,11 +149,11 @@ static void set_up(problem *p, const test_case *c) {
     p->key_mean.resize((size_t)(c->B * c->Hkv * ROW_OF_MEANS)), p->key_mean_used.assign((size_t)(c->B * c->Hkv), 1);
     for (size_t n = 0; n < p->key_mean.size(); ++n)
         p->key_mean[n] = n % ROW_OF_MEANS % 5 == 0 && (int)(n % ROW_OF_MEANS) < D ? (float)c->mean : 0.0f;
-    p->dq_of_mean.assign(rows, NAN);
+    p->dq_of_mean.assign(rows, NAN), p->want_sums.assign(rows, NAN), p->sizes_of_sums.assign(rows, 0);
     if (c->mean) {
         bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data();
         bwd->key_mean_pitch = ROW_OF_MEANS;
-        if (!HOPPER) bwd->dq_of_mean = p->dq_of_mean.data();
+        if (!HOPPER || knows_sums(c)) bwd->dq_of_mean = p->dq_of_mean.data();
         if (c->rows && !OF_SHORT_ROWS) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
         p->args.finds_means = c->rows && !c->packed && FINDS_MEANS;
         if (p->args.finds_means) { /* whatever there was before */
@@ -178,6 +190,10 @@ static void set_up(problem *p, const test_case *c) {
         p->huge_max.assign(rows, NAN), p->huge_log_sum.assign(rows, NAN);
         bwd->huge = p->huge.data(), bwd->huge_blocks = p->huge_blocks.data(), bwd->huge_sink = p->huge_sink.data();
         bwd->huge_max = p->huge_max.data(), bwd->huge_log_sum = p->huge_log_sum.data(), bwd->huge_block = K_BM;
+    }
+    if (OF_SUMS) {
+        for (float &x : p->d_lse) x = normal();
+        a->lse = bwd->d_lse = lse, bwd->d_lse.p = p->d_lse.data();
     }
     if (c->rows) {
         for (float &x : p->d_lse) x = OF_SHORT_ROWS ? 0 : normal();
@@ -218,10 +234,13 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         top = fmax(top, x);
     }
     for (int j = begin; j < end; ++j) sum += exp(score[j] - top);
+    if (sum > 0) sum += exp(p->sinks[h] - top); /* rows without keys are left out */
+    const int64_t padded = row_base(&p->args.bwd, s, b, h) + i;
     if (sum == 0) return;
     const double L = top + log(sum);
     for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
-    if (p->args.progress) { /* with rows */
+    const bool with_rows = p->args.progress || OF_SUMS;
+    if (with_rows) {
         const size_t at = row_of_lse(a, s, h, i);
         for (int d = 0; d < Dv; ++d) {
             double o = 0;
@@ -237,13 +256,17 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     } else {
         const int64_t at = row_base(&p->args.bwd, s, b, h) + i;
         p->lse2[at] = (float)(p->args.bwd.lse_factor * L);
-        if (p->args.bwd.dq_of_mean) store_sum_of_ds(&p->args.bwd, at, (float)L, (float)delta, -INFINITY, 0);
+        if (p->args.bwd.dq_of_mean && !(a->softcap > 0))
+            store_sum_of_ds(&p->args.bwd, at, (float)L, (float)delta, p->sinks[h], 0);
         p->delta[at] = (float)delta;
+        /* As far off as by an O of 16 bits. */
+        if (p->args.bwd.dq_of_mean && a->softcap > 0) p->delta[at] = (float)(delta * (1 + 0x1p-9));
         p->lse[row_of_lse(a, s, h, i)] = (float)L;
     }
     if (OF_HUGE_ROWS && !FATTNI_IS_HUGE(L)) return;
     for (int j = begin; j < end; ++j) {
         const double P = exp(score[j] - L), G = P * (dp[j] - delta), dX = G * slope[j];
+        p->want_sums[padded] += dX, p->sizes_of_sums[padded] += fabs(G);
         if (a->bias.p) p->want_d_bias[((size_t)h * a->Sq + i) * a->Sk + j] += G;
         for (int d = 0; d < D; ++d) {
             p->want_dq[p->q.at(s->batch, h, row, d)] += dX * p->k.get(s->batch, hk, s->k0 + j, d);
@@ -263,13 +286,26 @@ static void expect(problem *p) {
                 const int64_t at = row_base(&p->args.bwd, &s, b, h) + i;
                 for (int d = 0; d < K_D && !p->args.progress; ++d)
                     p->lse2[at] = p->args.bwd.lse_factor * INFINITY, p->delta[at] = 0, p->accumulator[at * K_D + d] = 0;
-                if (!HOPPER) p->dq_of_mean[at] = 0;
+                if (!HOPPER || a->softcap > 0) p->dq_of_mean[at] = OF_SUMS ? NAN : 0;
+                p->want_sums[at] = 0;
                 if (i < s.Sq) expect_row(p, &s, b, h, i);
+                if (i < s.Sq && a->softcap > 0 && !OF_SUMS) p->dq_of_mean[at] = (float)p->want_sums[at];
             }
     }
 }
 
-#if OF_HUGE_ROWS
+#if OF_SUMS
+static float accumulated(const problem *, int64_t, int, int) { return 0; }
+
+static const fattni_bwd_args *args_of_run;
+static void run_kernel(void) { K_NAME(*args_of_run); }
+static void run_all(const problem *p) {
+    const fattni_attention_args *const a = &p->args.bwd.a;
+    args_of_run = &p->args.bwd;
+    gridDim.x = (unsigned)((a->Sq + K_BM - 1) / K_BM * a->Hq * a->B);
+    for (unsigned n = 0; n < gridDim.x; ++n) machine_run((int)n, 1, 32 * K_WARPS, n, run_kernel);
+}
+#elif OF_HUGE_ROWS
 static float accumulated(const problem *, int64_t, int, int) { return 0; }
 
 static const fattni_bwd_args *args_of_run;
@@ -318,11 +354,11 @@ static void run_all(const problem *p) {
 }
 #endif
 
-/* With what a mean of the keys adds to it, in kernels that sum dS beside dQ. */
+/* With what a mean of the keys adds to it, where the kernel leaves that to another one. */
 static double dq_at(const problem *p, const sequence *s, int b, int h, int i, int d) {
     const fattni_bwd_args *const bwd = &p->args.bwd;
     const int64_t base = row_base(bwd, s, b, h);
-    const float *const mean = HOPPER ? NULL : key_mean_of(bwd, b, h / bwd->a.group);
+    const float *const mean = bwd->dq_of_mean ? key_mean_of(bwd, b, h / bwd->a.group) : NULL;
     return accumulated(p, base, i, d) + (mean ? (double)p->dq_of_mean[(size_t)(base + i)] * mean[d] : 0);
 }
 
@@ -334,7 +370,7 @@ static int check(const test_case *c) {
     run_all(&p);
     const fattni_attention_args *const a = &p.args.bwd.a;
     error dq = {0, 0}, dk = {0, 0}, dv = {0, 0}, d_bias = {0, 0};
-    for (int b = 0; b < c->B && !OF_DBIAS; ++b) {
+    for (int b = 0; b < c->B && !OF_DBIAS && !OF_SUMS; ++b) {
         const sequence s = sequence_of(a, b);
         for (int h = 0; h < c->Hq; ++h)
             for (int i = 0; i < s.Sq; ++i)
@@ -361,28 +397,58 @@ static int check(const test_case *c) {
                     p.dv.x[at] = UNTOUCHED;
                 }
     }
-    for (size_t n = 0; n < p.d_bias.size() && K_VARIANT != FATTNI_VARIANT_BIASED; ++n)
+    for (size_t n = 0; n < p.d_bias.size() && K_VARIANT != FATTNI_VARIANT_BIASED && !OF_SUMS; ++n)
         add(&d_bias, p.d_bias[n], p.want_d_bias[n]);
     int beyond = 0;
+    error sums = {0, 0};
+    for (size_t n = 0; n < p.want_sums.size() && OF_SUMS; ++n) {
+        if (c->packed && isnan(p.want_sums[n])) { /* of no sequence */
+            beyond += !isnan(p.dq_of_mean[n]);
+            continue;
+        }
+        const double want = isnan(p.want_sums[n]) ? 0 : p.want_sums[n]; /* 0: of a padded row */
+        sums.off += pow(p.dq_of_mean[n] - want, 2), sums.size += pow(p.sizes_of_sums[n], 2);
+    }
     for (const field *f : {&p.dq, &p.dk, &p.dv})
         for (uint16_t x : f->x) beyond += x != UNTOUCHED && !(OF_HUGE_ROWS && x == 0);
     /* A score of 4096 is rounded to 2^-12; with means it is as large as they are, and a walk of D roundings. */
-    const double most = 0x1p-8, most_bias = OF_HUGE_ROWS ? 0x1p-12 : 1e-5 + c->mean * sqrt((double)a->D) * 0x1p-24;
+    const double of_delta = knows_sums(c) ? 0x1p-9 : 0; /* what it is off, and dbias P times that */
+    const double most = 0x1p-8,
+                 most_bias = of_delta + (OF_HUGE_ROWS ? 0x1p-12 : 1e-5 + c->mean * sqrt((double)a->D) * 0x1p-24);
+    /* P and dP are as far off as what they are sums of, walks of D roundings; their sums, and c, by a few. */
+    const double most_sums = 1e-5 + (c->mean + (c->exact ? 100 : 0)) * sqrt((double)a->D) * 0x1p-24;
     const int good = relative(&dq) < most && relative(&dk) < most && relative(&dv) < most &&
-                     relative(&d_bias) < most_bias && !beyond;
-    printf("%s%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e, %d written beyond the end: %s\n", c->name,
-           c->parts ? ", in parts" : "", K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), beyond,
-           good ? "ok" : "WRONG");
+                     relative(&d_bias) < most_bias && relative(&sums) < most_sums && !beyond;
+    printf("%s%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e sums %.1e, %d written beyond the end: %s\n", c->name,
+           c->parts ? ", in parts" : "", K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias),
+           relative(&sums), beyond, good ? "ok" : "WRONG");
     return !good;
 }
 
 #define CASE(N, B_, HQ, HKV, SQ, SK, D_, C, L, R)                                                                      \
     .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .causal = C, .left = L, .right = R
 static test_case cases[] = {
-#if OF_HUGE_ROWS
+#if OF_SUMS
+    {CASE("full", 1, 2, 1, 150, 200, K_D, 0, -1, -1), .mean = 100},
+    {CASE("full, V with a mean", 1, 1, 1, 70, 300, K_D, 0, -1, -1), .mean = 10, .exact = 1, .softcap = 5},
+    {CASE("causal, odd head, small cap", 1, 2, 1, 100, 70, K_D, 1, -1, -1), .mean = 10, .odd = 1, .softcap = 2},
+    {CASE("causal, F32 would not cap", 1, 1, 1, 130, 140, K_D - 8, 1, -1, -1), .mean = 10, .softcap = 1e6f},
+    {CASE("window, sink", 1, 2, 2, 200, 170, K_D, 0, 50, 21), .mean = 100, .sink = 1},
+    {CASE("rows without keys", 1, 1, 1, 200, 70, K_D, 0, 20, 5), .mean = 100},
+    {CASE("dropout, sink", 1, 2, 1, 150, 200, K_D - 8, 1, -1, -1), .dropout = 0.3f, .mean = 100, .sink = 1},
+    {CASE("dropout at position 5", 1, 1, 1, 70, 130, K_D, 1, -1, -1), .dropout = 0.3f, .q_pos0 = 5, .mean = 10},
+    {CASE("alibi, bias", 1, 2, 1, 100, 150, K_D, 0, -1, -1), .alibi = 1, .bias = 1, .mean = 100},
+    {CASE("packed", 3, 4, 2, 140, 150, K_D, 1, -1, -1), .packed = 1, .length_q = {140, 0, 33}, .length_k = {71, 4, 150},
+     .mean = 100, .sink = 1},
+    {CASE("padded", 3, 2, 1, 100, 150, K_D, 1, -1, -1), .padded = 1, .length_q = {50, 100, 0}, .length_k = {150, 71, 3},
+     .mean = 100},
+#elif OF_HUGE_ROWS
     {CASE("huge", 1, 2, 1, 70, 90, K_D, 0, -1, -1), .bias = 1},
     {CASE("huge, causal, odd head", 1, 1, 1, 70, 80, K_D, 1, -1, -1), .bias = 1, .odd = 1},
     {CASE("huge, means", 1, 1, 1, 40, 130, K_D - 8, 0, 90, -1), .bias = 1, .mean = 100},
+    {CASE("huge, means, softcap", 1, 1, 1, 40, 130, K_D - 8, 0, 90, -1), .bias = 1, .mean = 100, .softcap = 50},
+    {CASE("huge, means, small softcap, dropout", 1, 1, 1, 70, 90, K_D, 1, -1, -1), .dropout = 0.3f, .bias = 1,
+     .mean = 10, .softcap = 4},
     {CASE("huge, all", 2, 1, 1, 70, 100, K_D - 8, 1, 60, -1), .dropout = 0.2f, .alibi = 1, .bias = 1, .q_pos0 = 16,
      .padded = 1, .length_q = {60, 30}, .length_k = {100, 81}, .softcap = 3},
 #else
@@ -436,6 +502,10 @@ static test_case cases[] = {
     {CASE("all, deterministic", 2, 2, 1, 100, 150, K_D - 8, 1, 90, -1), .dropout = 0.2f, .alibi = 1, .bias = 1,
      .q_pos0 = 16, .dq_semaphore = 1, .padded = 1, .length_q = {90, 70}, .length_k = {150, 131}},
     {CASE("window, means", 1, 1, 1, 200, 170, K_D, 0, 50, 21), .mean = 100},
+    {CASE("softcap, means, sink", 1, 2, 1, 150, 200, K_D, 0, -1, -1), .mean = 100, .softcap = 50, .sink = 1},
+    {CASE("small softcap, causal, means", 1, 2, 1, 150, 150, K_D, 1, -1, -1), .mean = 10, .softcap = 5},
+    {CASE("softcap, means, sink, with rows", 1, 4, 2, 200, 300, K_D, 0, -1, -1), .rows = 1, .mean = 100, .softcap = 50,
+     .sink = 1},
     {CASE("packed, means", 3, 1, 1, 140, 150, K_D, 1, -1, -1), .packed = 1, .length_q = {140, 0, 33},
      .length_k = {71, 4, 150}, .mean = 100},
     {CASE("narrow window, means, with rows", 1, 2, 1, 300, 170, K_D, 0, 20, 5), .rows = 1, .mean = 100},
@@ -471,8 +541,8 @@ static bool runs(const test_case *c) {
     if (!HOPPER) return !c->rows;
     const bool terms = c->dropout > 0 || c->alibi || (c->bias && !STAGED_BIAS), lengths = c->packed || c->padded;
     if (STAGED_BIAS && (terms || (OF_DBIAS && c->rows))) return false;
-    if (K_VARIANT == FATTNI_VARIANT_CAPPED && c->mean) return false; /* these leave means in dQ */
-    return !c->odd && !(c->softcap > 0) && !(K_VARIANT == FATTNI_VARIANT_BANDED && (terms || (CTAS > 1 && lengths)));
+    if (c->softcap > 0 && K_VARIANT != FATTNI_VARIANT_CAPPED) return false;
+    return !c->odd && !(K_VARIANT == FATTNI_VARIANT_BANDED && (terms || (CTAS > 1 && lengths)));
 }
 
 /* Kernels whose tasks may be divided; never where sequences are packed or dQ is summed in an order. */
