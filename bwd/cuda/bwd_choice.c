@@ -142,6 +142,8 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
         if (!fattni_cuda_can_run(*k, ctx, p)) continue;
         if ((*k)->variant == FATTNI_VARIANT_HUGE) {
             if (!c.huge) c.huge = *k;
+        } else if ((*k)->variant == FATTNI_VARIANT_SUMS) {
+            if (!c.sums && p->softcap > 0) c.sums = *k;
         } else if (matches(ctx, *k, p, variant)) {
             if (is_crowded(ctx, *k))
                 crowded = *k;
@@ -162,15 +164,19 @@ const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p
     if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
         return "sums a dbias that broadcasts by atomic adds: it is not deterministic";
     *out = choose(ctx, p);
-    if (!out->main || !out->huge) return fattni_cuda_why_no_kernel(p);
-    const int64_t tasks = fattni_bwd_cuda_row_grid(p, out->huge) + fattni_bwd_cuda_key_grid(p, out->huge);
+    const bool needs_sums = p->softcap > 0 && (p->dtype == FATTN_BF16 || p->dtype == FATTN_F16);
+    if (!out->main || !out->huge || (needs_sums && !out->sums)) return fattni_cuda_why_no_kernel(p);
+    const int64_t tasks = fattni_bwd_cuda_row_grid(p, out->huge) + fattni_bwd_cuda_key_grid(p, out->huge),
+                  sums = out->sums ? fattni_bwd_cuda_row_grid(p, out->sums) : 0;
     return fattni_cuda_why_grid_unsupported(
-        fattni_max(tasks, fattni_max(fattni_bwd_cuda_row_grid(p, out->main), fattni_bwd_cuda_key_grid(p, out->main))));
+        fattni_max(fattni_max(tasks, sums),
+                   fattni_max(fattni_bwd_cuda_row_grid(p, out->main), fattni_bwd_cuda_key_grid(p, out->main))));
 }
 
 void fattni_bwd_cuda_keep_choice(const fattni_bwd_choice *choice, const fattni_problem *p, fattni_kernel_plan *out) {
     out->choice[0] = choice->main;
     out->choice[1] = choice->huge;
+    out->choice[2] = choice->sums;
     /* Requested, or neither dQ nor a broadcast dbias, whose terms are added in any order. */
     out->deterministic = (p->flags & FATTN_DETERMINISTIC) || !(p->dq.present || sums_bias(p));
     strncpy(out->name, choice->main->name, sizeof out->name - 1);

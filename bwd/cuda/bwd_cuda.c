@@ -1,6 +1,6 @@
-/* The CUDA row of the backward table for BF16 and F16: the mean of the keys, preprocess, the main kernel, postprocess,
-   huge rows, dsink. Most calls of the Hopper kernels have no separate preprocess and postprocess: the main kernel does
-   their work. */
+/* The CUDA row of the backward table for BF16 and F16: the mean of the keys, preprocess, sums of dS where there is a
+   softcap, the main kernel, postprocess, huge rows, dsink. Most calls of the Hopper kernels have no separate preprocess
+   and postprocess: the main kernel does their work. */
 #include "bwd/cuda/bwd_cuda.h"
 #include "bwd/cuda/bwd_padded_blocks.h"
 #include "core/cuda/sm90.h"
@@ -51,7 +51,7 @@ static size_t aligned(int64_t bytes) { return (size_t)fattni_round_up(bytes, FAT
 
 /* Of Hopper's kernels dQ has nothing of the mean: only rows whose dS sums to something need it. */
 static bool keeps_dq_of_mean(const fattni_problem *p, const fattni_cuda_kernel *k, const layout *l) {
-    return l->key_mean.present && (!is_sm90(k) || p->sink.present || p->d_lse.present);
+    return l->key_mean.present && (!is_sm90(k) || p->sink.present || p->d_lse.present || p->softcap > 0);
 }
 
 static layout layout_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
@@ -217,7 +217,7 @@ static fattni_bwd_args args_of(const fattni_problem *p, const fattni_cuda_kernel
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
-    const fattni_cuda_kernel *const k = plan->choice[0], *const huge = plan->choice[1];
+    const fattni_cuda_kernel *const k = plan->choice[0], *const huge = plan->choice[1], *const sums = plan->choice[2];
     const layout l = layout_of(ctx, p, k, huge);
     fattni_bwd_args x = args_of(p, k, &l);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
@@ -236,10 +236,11 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
         s.part_sums = (float *)((char *)p->workspace + l.part_sums);
         s.parts_stored = (int32_t *)((char *)p->workspace + l.parts_stored);
     }
-    FATTNI_TRY(
-        fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, x.key_mean && !(rows && finds_means(k, &x))));
+    const bool capped = x.key_mean && p->softcap > 0, find_means = x.key_mean && !(rows && finds_means(k, &x));
+    FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, find_means));
     if (!dbias) FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x)); /* that overwrites all of it */
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
+    if (capped) FATTNI_TRY(fattni_cuda_launch(ctx, sums, fattni_bwd_cuda_row_grid(p, sums), &main, sizeof main));
     FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
     if (dbias) FATTNI_TRY(launch_dbias(ctx, dbias, &s));

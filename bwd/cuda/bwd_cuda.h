@@ -11,12 +11,13 @@
    plan covers both. Hopper kernels can only be `aligned`. */
 typedef struct fattni_bwd_choice {
     const fattni_cuda_kernel *main, *huge; /* huge: for the huge rows, which main skips */
+    const fattni_cuda_kernel *sums;        /* 16 bits with a softcap (rows/bwd_capped_sums.cuh); else NULL */
     const fattni_cuda_kernel *aligned;     /* main if all addresses are multiples of 16 bytes */
     const fattni_cuda_kernel *portable;    /* for every architecture */
 } fattni_bwd_choice;
 /* NULL and the choice, or why no CUDA backward kernel supports the call. */
 const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p, fattni_bwd_choice *out);
-/* Stores main and huge in the plan, for run; also name and determinism. */
+/* Stores main, huge and sums in the plan, for run; also name and determinism. */
 void fattni_bwd_cuda_keep_choice(const fattni_bwd_choice *choice, const fattni_problem *p, fattni_kernel_plan *out);
 
 /* The call's tensors; the workspace's fields are 0. */
@@ -68,9 +69,9 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
                                   const fattni_cuda_kernel *after, const fattni_bwd_args *bwd);
 
 /* Parts of the workspace for bwd_key_mean.cu from offset `begin` on; k: the main kernel; huge: the one for huge rows,
-   whose D is the pitch. Present where a row of dS sums to a known number, so that dQ can be corrected where it does
-   not: o, lse and delta are of the call's keys alone, no softcap comes between P (dP - delta) and dS, and the main
-   kernel rounds dS. */
+   whose D is the pitch. Present where it is known what a row of dS sums to, so that dQ can be corrected where it does
+   not: o, lse and delta are of the call's keys alone, and the main kernel rounds dS. Not in TF32 with a softcap, which
+   has no kernel like rows/bwd_capped_sums.cuh. */
 typedef struct fattni_bwd_key_mean {
     size_t mean, used, end;
     bool present;

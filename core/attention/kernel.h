@@ -9,7 +9,7 @@ typedef struct fattni_kernel_plan {
     size_t workspace, saved; /* bytes */
     bool deterministic;
     char name[64];         /* as in fattn_attention_plan */
-    const void *choice[2]; /* private to the row: the kernel instances that it will launch, */
+    const void *choice[3]; /* private to the row: the kernel instances that it will launch, */
     int64_t parts[2];      /* and how it divides their work */
 } fattni_kernel_plan;
 

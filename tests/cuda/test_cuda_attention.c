@@ -118,7 +118,7 @@ Test(cuda_attention, biases, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
-/* Also the kernels of sm_80, and TF32's: STANDARD leaves the mean in. */
+/* Also the kernels of sm_80, and TF32's, which leave the mean in beside a softcap, as STANDARD does. */
 Test(cuda_attention, keys_with_means, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0), *const sm80 = device_context(80);
     static const int64_t head_dims[] = {64, 128, 80, 256, 96, 192};
@@ -128,11 +128,11 @@ Test(cuda_attention, keys_with_means, .timeout = 400) {
         for (int n = 0; n < key_means_case_count; ++n)
             for (int k = 0; k < 6 && mine(n); ++k) {
                 attention_case c = key_means_cases[n];
-                if (c.softcap > 0) continue;
                 c.D = c.Dv = head_dims[k];
                 if (k == 5) c.Dv = 128; /* kernels of their own */
                 c.dtype = half_type((n + k) % 3);
                 key_means_check(cpu, &c, 1, ON_DEVICE, device_run);
+                if (c.softcap > 0) continue;
                 c.dtype = FATTN_F32, c.flags |= FATTN_TF32;
                 if (on == sm80 && k == n % 6 && is_fused(on, &c)) key_means_check(cpu, &c, 1, ON_DEVICE, device_run);
             }
@@ -150,7 +150,6 @@ Test(cuda_attention, means_that_rows_do_not_see, .timeout = 400) {
     for (int n = 0; n < 2 * hidden_means_case_count; ++n)
         for (int k = 0; k < 5 && mine(n); ++k) {
             attention_case c = hidden_means_cases[n / 2].c;
-            if (c.softcap > 0) continue;
             device_use(n % 2 ? sm80 : ctx);
             c.D = head_dims[k], c.Dv = k == 4 ? 128 : c.D;
             for (int m = 0; m < 4; ++m) {
@@ -206,9 +205,12 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
         {"ALiBi, dropout, d_lse, deterministic", LONG, .alibi = true, .dropout_p = 0.1f, .d_lse = true,
          .flags = FATTN_DETERMINISTIC},
         {"padded", LONG, .lengths = LENGTHS_PADDED, .length_q = {150}, .length_k = {8130}, .sink = true},
+        {"softcap, sink, d_lse", LONG, .softcap = 30, .sink = true, .d_lse = true},
+        {"softcap, window, dropout, padded", LONG, .flags = FATTN_WINDOW, .window_left = 5000, .window_right = 10,
+         .softcap = 50, .dropout_p = 0.1f, .lengths = LENGTHS_PADDED, .length_q = {150}, .length_k = {8130}},
     };
     static const int64_t head_dims[] = {64, 128, 80, 256};
-    for (int n = 0; n < 6; ++n)
+    for (int n = 0; n < 8; ++n)
         for (int k = 0; k < 4 && mine(n); ++k) {
             attention_case c = cases[n];
             c.D = c.Dv = head_dims[k];
@@ -278,7 +280,6 @@ Test(cuda_attention, exact_delta, .timeout = 400) {
             for (int k = 0; k < 5 && mine(n); ++k) {
                 attention_case c = key_means_cases[n];
                 if (c.flags & FATTN_ACC_DQ) continue; /* dq is then as exact as what was there */
-                if (c.softcap > 0) continue;
                 c.D = c.Dv = head_dims[k];
                 if (n == 0 && k == 1) c.Dv = 100; /* rows of other sizes */
                 c.dtype = half_type((n + k) % 3);

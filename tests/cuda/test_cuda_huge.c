@@ -3,6 +3,7 @@
 #include "call.h"
 #include "device.h"
 #include "huge_scores.h"
+#include "key_means.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -44,6 +45,62 @@ Test(cuda_huge, parts) {
     if (!ctx) cr_skip_test("no CUDA device");
     device_use(ctx);
     huge_check_parts(cpu, ON_DEVICE, device_run);
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* How far dQ is from the fp64 reference where every third row is huge by its bias and four channels of K have a
+   mean. */
+static double error_of_dq(fattn_ctx *cpu, const attention_case *c, double mean) {
+    attention *const got = attention_new(cpu, c);
+    int64_t at[FATTN_MAX_DIMS];
+    key_means_add(got, (key_means){mean, mean != 0 ? 0.5 : 0, c->D / 4});
+    for (int64_t n = 0; n < fattn_tensor_numel(&got->t[T_BIAS]); ++n) {
+        attention_index(&got->t[T_BIAS], n, at);
+        if (at[2] % 3 == 1) attention_set(&got->t[T_BIAS], at, 1500);
+    }
+    attention *const want = attention_twin(got, FATTN_F64);
+    got->on_device = device_run;
+    attention_run(want, REFERENCE);
+    attention_run(got, ON_DEVICE);
+    double off = 0, size = 0;
+    for (int64_t n = 0; n < fattn_tensor_numel(&want->t[T_DQ]); ++n) {
+        attention_index(&want->t[T_DQ], n, at);
+        const double x = attention_get(&want->t[T_DQ], at), y = attention_get(&got->t[T_DQ], at);
+        off += (y - x) * (y - x), size += x * x;
+    }
+    attention_free(got);
+    attention_free(want);
+    return sqrt(off / size);
+}
+
+/* Scores of 1500 are rounded by up to 2^-14: a relative error of P, and times the mean one of dQ in four channels. */
+Test(cuda_huge, keys_with_means, .timeout = 300) {
+    fattn_ctx *const ctx = device_context(0), *const sm80 = device_context(80), *const cpu = attention_context(0);
+    if (!ctx) cr_skip_test("no CUDA device");
+    for (int n = 0; n < 24; ++n) {
+        attention_case c = {.name = n % 2 ? "huge rows, means, softcap" : "huge rows, means",
+                            .B = 1,
+                            .Hq = 2,
+                            .Sq = 100,
+                            .Sk = 200,
+                            .D = dims[n / 2 % 3],
+                            .dtype = n / 6 % 2 ? FATTN_F16 : FATTN_BF16,
+                            .bias = BIAS | BIAS_F32,
+                            .softcap = n % 2 ? 50 : 0,
+                            .sink = true,
+                            .d_lse = n % 3 == 0,
+                            .dropout_p = n % 3 == 1 ? 0.2f : 0};
+        c.Dv = c.D;
+        device_use(n / 12 ? sm80 : ctx);
+        const double without = error_of_dq(cpu, &c, 0);
+        for (double mean = 10; mean <= 100; mean *= 10) {
+            const double with = error_of_dq(cpu, &c, mean), of_scores = mean * sqrt(4.0 / (double)c.D) * 0x1p-14;
+            cr_assert(with <= 1.5 * without + of_scores, "%s %s, D %d: means of %g: off by %.2e, without by %.2e",
+                      c.name, fattn_dtype_name(c.dtype), (int)c.D, mean, with, without);
+        }
+    }
+    fattn_ctx_destroy(sm80);
     fattn_ctx_destroy(cpu);
     fattn_ctx_destroy(ctx);
 }

@@ -28,6 +28,14 @@ const attention_case key_means_cases[] = {
     {"softcap, sink, d_lse, dropout", SHAPE, .softcap = 20, .sink = true, .d_lse = true, .dropout_p = 0.2f},
     {"softcap, packed, add to dq", .B = 3, .Hq = 2, .Sq = 200, .Sk = 300, .flags = FATTN_ACC_DQ, .softcap = 10,
      .lengths = LENGTHS_PACKED, .length_q = {200, 0, 150}, .length_k = {300, 40, 260}, .sink = true},
+    {"softcap, ALiBi, bias, window", SHAPE, .flags = FATTN_WINDOW, .window_left = 150, .window_right = 90,
+     .softcap = 30, .alibi = true, .bias = 15},
+    {"softcap, padded, GQA, deterministic", .B = 2, .Hq = 4, .Hkv = 2, .Sq = 300, .Sk = 520,
+     .flags = FATTN_DETERMINISTIC, .softcap = 50, .lengths = LENGTHS_PADDED, .length_q = {300, 111},
+     .length_k = {390, 520}, .d_lse = true},
+    {"softcap, many heads, causal", .B = 5, .Hq = 13, .Hkv = 13, .Sq = 130, .Sk = 400, .flags = FATTN_CAUSAL,
+     .softcap = 50},
+    {"large softcap", SHAPE, .softcap = 100000}, /* kernels without one of their own */
 };
 const int key_means_case_count = sizeof key_means_cases / sizeof *key_means_cases;
 

@@ -47,7 +47,7 @@ typedef struct hidden_means_case {
 extern const hidden_means_case hidden_means_cases[];
 extern const int hidden_means_case_count;
 
-/* Masks and features, of 300 to 520 rows and keys. dQ of those with a softcap is right on the CPU only. */
+/* Masks and features, of 300 to 520 rows and keys. */
 extern const attention_case key_means_cases[];
 extern const int key_means_case_count;
 
