@@ -164,8 +164,9 @@ const char *fattni_bwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p
     if ((p->flags & FATTN_DETERMINISTIC) && sums_bias(p))
         return "sums a dbias that broadcasts by atomic adds: it is not deterministic";
     *out = choose(ctx, p);
-    const bool needs_sums = p->softcap > 0 && (p->dtype == FATTN_BF16 || p->dtype == FATTN_F16);
-    if (!out->main || !out->huge || (needs_sums && !out->sums)) return fattni_cuda_why_no_kernel(p);
+    if (!out->main || !out->huge) return fattni_cuda_why_no_kernel(p);
+    const bool rounds = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16 || out->main->tf32;
+    if (p->softcap > 0 && rounds && !out->sums) return fattni_cuda_why_no_kernel(p);
     const int64_t tasks = fattni_bwd_cuda_row_grid(p, out->huge) + fattni_bwd_cuda_key_grid(p, out->huge),
                   sums = out->sums ? fattni_bwd_cuda_row_grid(p, out->sums) : 0;
     return fattni_cuda_why_grid_unsupported(

@@ -11,7 +11,7 @@
    plan covers both. Hopper kernels can only be `aligned`. */
 typedef struct fattni_bwd_choice {
     const fattni_cuda_kernel *main, *huge; /* huge: for the huge rows, which main skips */
-    const fattni_cuda_kernel *sums;        /* 16 bits with a softcap (rows/bwd_capped_sums.cuh); else NULL */
+    const fattni_cuda_kernel *sums;        /* 16 bits and TF32 with a softcap (rows/bwd_capped_sums*.cuh); else NULL */
     const fattni_cuda_kernel *aligned;     /* main if all addresses are multiples of 16 bytes */
     const fattni_cuda_kernel *portable;    /* for every architecture */
 } fattni_bwd_choice;
@@ -70,8 +70,7 @@ fattn_status fattni_bwd_cuda_huge(fattn_ctx *ctx, const fattni_problem *p, const
 
 /* Parts of the workspace for bwd_key_mean.cu from offset `begin` on; k: the main kernel; huge: the one for huge rows,
    whose D is the pitch. Present where it is known what a row of dS sums to, so that dQ can be corrected where it does
-   not: o, lse and delta are of the call's keys alone, and the main kernel rounds dS. Not in TF32 with a softcap, which
-   has no kernel like rows/bwd_capped_sums.cuh. */
+   not: o, lse and delta are of the call's keys alone, and the main kernel rounds dS. */
 typedef struct fattni_bwd_key_mean {
     size_t mean, used, end;
     bool present;

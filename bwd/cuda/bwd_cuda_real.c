@@ -1,4 +1,5 @@
-/* The CUDA row of the backward table for F32 and F64: bwd_preprocess_real.cuh, the main kernel, huge rows, dsink. */
+/* The CUDA row of the backward table for F32 and F64: bwd_preprocess_real.cuh, in TF32 with a softcap sums of dS, the
+   main kernel, huge rows, dsink. */
 #include "bwd/cuda/bwd_cuda.h"
 
 extern void fattn_bwd_preprocess_f32(fattni_bwd_args);
@@ -31,11 +32,12 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
 }
 
 static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_kernel_plan *plan) {
-    const fattni_cuda_kernel *const k = plan->choice[0], *const huge = plan->choice[1];
+    const fattni_cuda_kernel *const k = plan->choice[0], *const huge = plan->choice[1], *const sums = plan->choice[2];
     const layout l = layout_of(p, k, huge);
     char *const workspace = p->workspace;
     fattni_bwd_args x = fattni_bwd_args_of(p);
     x.row_block = k->BM;
+    x.dbias_scale = 1; /* dS has no power of two in it, as F16's may have */
     x.delta = (float *)(workspace + l.delta);
     x.sink_parts = workspace + l.sink;
     if (l.key_mean.mean > l.dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l.dq_semaphore);
@@ -46,6 +48,8 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x));
     FATTNI_TRY(x.a.f64 ? FATTNI_START(ctx, fattn_bwd_preprocess_f64, row_grid, 256, &x)
                        : FATTNI_START(ctx, fattn_bwd_preprocess_f32, row_grid, 256, &x));
+    if (l.key_mean.present && p->softcap > 0)
+        FATTNI_TRY(fattni_cuda_launch(ctx, sums, fattni_bwd_cuda_row_grid(p, sums), &x, sizeof x));
     FATTNI_TRY(fattni_cuda_launch(ctx, k, key_grid, &x, sizeof x));
     FATTNI_TRY(fattni_bwd_cuda_huge(ctx, p, huge, k, &x));
     return fattni_bwd_cuda_sink(ctx, p, &x);

@@ -71,8 +71,7 @@ fattni_bwd_key_mean fattni_bwd_cuda_key_mean_parts(const fattni_problem *p, cons
                                                    const fattni_cuda_kernel *huge, size_t begin) {
     const bool rounds_ds = p->dtype == FATTN_BF16 || p->dtype == FATTN_F16 || k->tf32;
     fattni_bwd_key_mean at = {.mean = begin, .used = begin, .end = begin};
-    const bool knows_sums = !(p->softcap > 0 && k->tf32);
-    at.present = rounds_ds && p->dq.present && !(p->flags & FATTN_MERGE) && !p->delta.present && knows_sums;
+    at.present = rounds_ds && p->dq.present && !(p->flags & FATTN_MERGE) && !p->delta.present;
     if (!at.present) return at;
     at.used = at.mean + aligned((size_t)(p->B * p->Hkv * huge->D) * 4);
     at.end = at.used + aligned((size_t)(p->B * p->Hkv) * 4);

@@ -40,7 +40,7 @@ bool fattni_cuda_is_fused(const fattn_ctx *ctx, const fattni_problem *p) {
     for (const fattni_cuda_kernel *const *k = fattni_fwd_cuda_kernels; *k; ++k)
         forward |= (*k)->variant != FATTNI_VARIANT_ADD && fattni_cuda_can_run(*k, ctx, p);
     for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k) {
-        const bool runs = fattni_cuda_can_run(*k, ctx, p);
+        const bool runs = (*k)->variant != FATTNI_VARIANT_SUMS && fattni_cuda_can_run(*k, ctx, p);
         *((*k)->variant == FATTNI_VARIANT_HUGE ? &huge : &backward) |= runs;
     }
     return forward && backward && huge;

@@ -156,9 +156,9 @@ FATTN_API FATTN_CHECKED fattn_status fattn_attention_fwd(fattn_ctx *ctx, const f
    dsink = -sum exp(sink - L) delta. Reads o and lse as written by forward.
 
    A row of G sums to dL + exp(sink - L) delta over all keys. In 16 bits and TF32 this serves to keep the
-   mean of the keys from multiplying roundings of dS and delta (NUMERICS.md, section 1), but in TF32 with a
-   softcap. Of a part of the keys, merged forward or not, it is not true: set FATTN_MERGE then, or give
-   delta.
+   mean of the keys from multiplying roundings of dS and delta (NUMERICS.md, section 1); with a
+   softcap sums of its own tell what a row of dX sums to. Of a part of the keys, merged forward or not,
+   neither is true: set FATTN_MERGE then, or give delta.
 
    delta has the error of a rounded o, the same in a whole row of dS. It multiplies the mean of the keys in
    dQ and of the queries in dK, and grows with the mean of the values: dQ and dK in 16 bits are then off by

@@ -34,6 +34,7 @@ typedef struct shared_memory {
 typedef shared_memory cta_memory;
 enum { SHARED_BYTES = sizeof(shared_memory) };
 
+#include "core/device/score_real.cuh"
 #include "bwd/cuda/huge/bwd_huge_common.cuh"
 
 /* Element n of S of this thread. */
@@ -64,21 +65,6 @@ DEVICE real dot(const real *x, const real *y) {
 #pragma unroll 8
     for (int d = 0; d < D; ++d) sum = fma(x[d], y[d], sum);
     return sum;
-}
-
-/* Score of row i and key j from its dot product, -inf where the row does not see the key; every step rounded by
-   itself, so that the bits are the same wherever this is inlined. dcap: 1 - tanh^2 under a softcap. */
-DEVICE real score(real x, real *dcap, const fattni_attention_args *a, const sequence *s, int b, int h, int i, int j) {
-    if (i >= s->Sq || j >= s->Sk || j < i + s->lo || j > i + s->hi) return -(real)INFINITY;
-    x = rounded_product(ARG(a, scale), x);
-    if (ARG(a, softcap) > 0) {
-        const real t = tanh(x / ARG(a, softcap));
-        *dcap = 1 - t * t;
-        x = rounded_product(ARG(a, softcap), t);
-    }
-    if (a->alibi.p) x = fma(-real_at(&a->alibi, h), fabs((real)(i - j + s->diagonal)), x);
-    if (a->bias.p) x += ((const real *)a->bias.p)[b * a->bias.b + h * a->bias.h + i * a->bias.row + j * a->bias.column];
-    return x;
 }
 
 /* Over the keys of a row of S. */

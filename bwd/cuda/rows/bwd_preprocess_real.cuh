@@ -47,8 +47,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) K_ROWS_NAME(const __grid_c
         }
         const real L = *row_at(&a->lse, &s, h, row);
         const int huge = FATTNI_IS_HUGE(L); /* the row is bwd_huge_real.cuh's */
-        real sum = 0;                       /* of dS, which the main kernel's dQ leaves to this one (bwd_key_mean.cu) */
-        if (key_mean && L - L == 0 && !huge) {
+        /* Of dS, which the main kernel's dQ leaves to this one (bwd_key_mean.cu), or with a softcap to
+           bwd_capped_sums_real.cuh. */
+        real sum = 0;
+        if (key_mean && L - L == 0 && !huge && !(a->softcap > 0)) {
             const real d_lse = bwd->d_lse.p ? *row_at(&bwd->d_lse, &s, h, row) : (real)0;
             sum = ARG(a, scale) * (d_lse + (a->sink.p ? share_of(real_at(&a->sink, h), L) * delta : (real)0));
         }

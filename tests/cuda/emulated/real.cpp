@@ -13,6 +13,9 @@
 #include <random>
 #include <vector>
 
+/* What rows of dS sum to where there is a softcap and keys have a mean: what that adds to dq, and nothing else. */
+#define OF_SUMS (K_VARIANT == FATTNI_VARIANT_SUMS)
+
 typedef struct test_case {
     const char *name;
     int B, Hq, Hkv, Sq, Sk, D, Dv, vectors;
@@ -20,12 +23,15 @@ typedef struct test_case {
     float softcap, dropout;
     int alibi, bias, sink, merge, dq_semaphore, padded;
     int length_q[2], length_k[2];
-    int far; /* three of 40 keys have scores of 131072, the others small ones: all are exact */
+    int mean; /* of every fifth channel of K */
+    int far;  /* three of 40 keys have scores of 131072, the others small ones: all are exact */
 } test_case;
 
 typedef std::vector<real> reals;
 typedef struct problem {
-    reals q, k, v, o, lse, d_o, dq, dk, dv, delta, slopes, sinks, bias, d_bias, old_o, old_lse;
+    reals q, k, v, o, lse, d_o, dq, dk, dv, delta, slopes, sinks, bias, d_bias, old_o, old_lse, d_lse;
+    std::vector<float> key_mean;
+    std::vector<int32_t> key_mean_used;
     std::vector<double> want_o, want_L, want_dq, want_dk, want_dv, want_d_bias;
     std::vector<int32_t> lengths_q, lengths_k, dq_semaphore;
     fattni_bwd_args args; /* forward: its head */
@@ -65,6 +71,11 @@ static void set_up(problem *p, const test_case *c) {
         const int key = (int)(n / (size_t)c->D) % Sk;
         p->k[n] = n % (size_t)c->D ? 0 : key % 40 < 3 ? 0x1p20 : key % 5;
     }
+#if OF_SUMS /* operands that are in TF32 as they are: it would round scores as large as the means */
+    for (size_t n = 0; n < p->k.size(); ++n) p->k[n] += n % (size_t)c->D % 5 ? 0 : (real)c->mean;
+    for (reals *x : {&p->q, &p->k, &p->v, &p->d_o})
+        for (real &y : *x) y = round_tf32(y);
+#endif
     p->o.assign(p->d_o.size(), UNWRITTEN), p->lse.assign((size_t)(B * Hq * Sq), UNWRITTEN);
     if (c->merge) {
         for (real &x : p->o) x = normal();
@@ -112,6 +123,12 @@ static void set_up(problem *p, const test_case *c) {
     if (c->dq_semaphore) bwd->dq_semaphore = p->dq_semaphore.data();
     const fattni_view bias = {p->bias.data(), 0, (int64_t)Sq * Sk, Sk, 1};
     if (c->bias) a->bias = bwd->d_bias = bias, bwd->d_bias.p = p->d_bias.data();
+    if (!OF_SUMS) return;
+    for (int n = 0; n < B * Hkv * K_D; ++n) p->key_mean.push_back(n % K_D % 5 ? 0 : (float)c->mean);
+    p->key_mean_used.assign((size_t)(B * Hkv), 1);
+    bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data(), bwd->key_mean_pitch = K_D;
+    p->d_lse = field(B, Hq, Sq, 1, p->lengths_q);
+    bwd->d_lse = view_of(&p->d_lse, Hq, Sq, 1), bwd->dbias_scale = 1;
 }
 
 /* Row i of (b, h) by the formulas: O and L, and for the backward kernel its share of the gradients,
@@ -124,7 +141,8 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
     std::vector<double> score(s->Sk), dp(s->Sk), slope(s->Sk);
     std::vector<int> keep(s->Sk);
-    double top = K_FORWARD && a->sink.p ? (double)p->sinks[h] : -INFINITY, delta = 0;
+    const bool sinks = (K_FORWARD || OF_SUMS) && a->sink.p;
+    double top = sinks ? (double)p->sinks[h] : -INFINITY, delta = 0;
     for (int j = begin; j < end; ++j) {
         double x = 0, y = 0;
         for (int d = 0; d < D; ++d) x += (double)p->q[row * D + d] * p->k[(keys + j) * D + d];
@@ -140,7 +158,7 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         score[j] = x;
         top = fmax(top, x);
     }
-    double sum = K_FORWARD && a->sink.p ? exp((double)p->sinks[h] - top) : 0;
+    double sum = sinks ? exp((double)p->sinks[h] - top) : 0;
     for (int j = begin; j < end; ++j) sum += exp(score[j] - top);
     double L = sum > 0 ? top + log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;
     if ((a->flags & FATTN_MERGE) && p->old_lse[row] > -INFINITY) {
@@ -157,9 +175,15 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     }
     if (K_FORWARD) return;
     for (int j = begin; j < end; ++j) delta += exp(score[j] - L) * dp[j];
-    p->lse[row] = (real)L, p->delta[row] = (real)delta;
+    if (OF_SUMS) delta -= p->d_lse[row];
+    p->lse[row] = (real)L, p->delta[row] = (real)(OF_SUMS ? delta * 1.0625 : delta); /* sums need to be near it only */
     for (int j = begin; j < end; ++j) {
         const double P = exp(score[j] - L), G = P * (dp[j] - delta), dX = G * slope[j];
+        if (OF_SUMS) {
+            for (int d = 0; d < D; ++d)
+                p->want_dq[row * D + d] += a->scale_f64 * dX * p->key_mean[((size_t)b * a->Hkv + hk) * K_D + d];
+            continue;
+        }
         if (a->bias.p) p->want_d_bias[((size_t)h * a->Sq + i) * a->Sk + j] += G;
         for (int d = 0; d < D; ++d) {
             p->want_dq[row * D + d] += a->scale_f64 * dX * p->k[(keys + j) * D + d];
@@ -190,8 +214,9 @@ static void run_all(const test_case *, int least_part) {
 #else
 static void run_kernel(void) { K_NAME(*args_of_run); }
 static void run_all(const test_case *c, int) {
-    for (int n = 0; n < (c->Sk + K_BN - 1) / K_BN * c->Hkv * c->B; ++n)
-        machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+    const int by_keys = (c->Sk + K_BN - 1) / K_BN * c->Hkv * c->B, by_rows = (c->Sq + K_BM - 1) / K_BM * c->Hq * c->B;
+    gridDim.x = (unsigned)(OF_SUMS ? by_rows : by_keys);
+    for (int n = 0; n < (int)gridDim.x; ++n) machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
 }
 #endif
 
@@ -204,7 +229,7 @@ static int check(const test_case *c, int least_part) {
         for (int h = 0; h < c->Hq; ++h)
             for (int i = 0; i < s.Sq; ++i) expect_row(&p, &s, b, h, i);
         for (int h = 0; h < c->Hkv; ++h)
-            for (int j = s.Sk; j < c->Sk; ++j) {
+            for (int j = OF_SUMS ? 0 : s.Sk; j < c->Sk; ++j) { /* of OF_SUMS all */
                 const size_t row = ((size_t)b * c->Hkv + h) * c->Sk + j;
                 for (int d = 0; d < c->D; ++d) p.want_dk[row * c->D + d] = UNWRITTEN;
                 for (int d = 0; d < c->Dv; ++d) p.want_dv[row * c->Dv + d] = UNWRITTEN;
@@ -231,12 +256,25 @@ static int check(const test_case *c, int least_part) {
     .name = N, .B = B_, .Hq = HQ, .Hkv = HKV, .Sq = SQ, .Sk = SK, .D = D_, .Dv = DV, .vectors = VECTORS, .causal = C,  \
     .left = L, .right = R
 static const test_case cases[] = {
+#if OF_SUMS
+    {CASE("full", 1, 2, 1, 2 * K_BM + 5, 2 * K_BN + 3, K_D, K_D, 1, 0, -1, -1), .softcap = 50, .mean = 100},
+    {CASE("causal, odd head, sink", 1, 1, 1, 70, 83, K_D - 7, K_D - 3, 0, 1, -1, -1), .softcap = 5, .sink = 1,
+     .mean = 10},
+    {CASE("window, dropout", 2, 1, 1, 90, 100, K_D - 8, K_D - 16, 1, 0, 40, 21), .softcap = 50, .dropout = 0.2f,
+     .mean = 100},
+    {CASE("rows without keys", 1, 1, 1, 100, 40, K_D, K_D, 1, 0, 20, 5), .softcap = 50, .mean = 100},
+    {CASE("all", 2, 2, 1, 100, 90, K_D - 8, K_D, 1, 1, 90, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
+     .sink = 1, .padded = 1, .length_q = {90, 70}, .length_k = {86, 61}, .mean = 10},
+    {CASE("no keys", 2, 1, 1, 40, 30, K_D, K_D, 1, 0, -1, -1), .softcap = 50, .padded = 1, .length_q = {40, 17},
+     .length_k = {0, 30}, .mean = 10},
+#else
     {CASE("full", 1, 2, 1, 2 * K_BM + 5, 2 * K_BN + 3, K_D, K_D, 1, 0, -1, -1)},
     {CASE("causal, odd head", 1, 1, 1, 70, 83, K_D - 7, K_D - 3, 0, 1, -1, -1)},
     {CASE("window, deterministic", 2, 1, 1, 90, 100, K_D - 8, K_D - 16, 1, 0, 40, 21), .dq_semaphore = 1},
     {CASE("all", 2, 2, 1, 100, 90, K_D - 8, K_D, 1, 1, 90, -1), .softcap = 3, .dropout = 0.2f, .alibi = 1, .bias = 1,
      .sink = K_FORWARD, .merge = K_FORWARD, .dq_semaphore = 1, .padded = 1, .length_q = {90, 70}, .length_k = {86, 61}},
     {CASE("no keys", 2, 1, 1, 40, 30, K_D, K_D, 1, 0, -1, -1), .padded = 1, .length_q = {40, 17}, .length_k = {0, 30}},
+#endif
 #if K_FORWARD
     {CASE("few rows", 2, 3, 1, 1, 7 * K_BN + 5, K_D, K_D - 4, 1, 1, -1, -1), .merge = 1},
     {CASE("far scores", 1, 2, 2, 20, 6 * K_BN + 5, K_D, K_D, 1, 0, -1, -1), .far = 1},
