@@ -1,11 +1,12 @@
 """What a feature costs: libfattn's TFLOP/s with it over those of the plain call, in one run, interleaved.
 
     python3 bench/features.py --library build/release/lib/libfattn.so [--lengths 4096] [--dims 64 128 256]
-        [--cases bias dropout] [--peers flash efficient cudnn]
+        [--cases bias dropout] [--peers flash efficient cudnn] [--before LIBRARY] [--means 2]
 
 bf16, 16384 tokens, hidden size 2048. Only pairs (row, key) that are visible count as work. `causal` rows
 are relative to the plain causal call, the others to the plain full one. A bias is [1,H,N,N] in bf16, for all sequences
 of the batch; dbias: its gradient is asked for, too. --peers: PyTorch's backends with the same bias, or with dropout.
+--before: another build of libfattn; how much faster this one is.
 Needs PyTorch for its tensors."""
 import argparse
 import statistics
@@ -71,7 +72,7 @@ def cases(B, H, N, d, device):
     yield "deterministic causal", "plain causal", C | DETERMINISTIC, {}, {}, causal
 
 
-def call_of(library, B, H, N, d, device, flags, params, tensors):
+def call_of(library, means, B, H, N, d, device, flags, params, tensors):
     packed = "cu_seqlens_q" in tensors
     total = int(tensors["cu_seqlens_q"][-1]) if packed else N
 
@@ -79,6 +80,7 @@ def call_of(library, B, H, N, d, device, flags, params, tensors):
         return torch.randn(1 if packed else B, total, H, d, device=device,
                            dtype=torch.bfloat16).transpose(1, 2)
     t = {n: new() for n in ("q", "k", "v", "d_o", "o", "dq", "dk", "dv")}
+    t["k"][..., ::d // 4] += means
     t["lse"] = torch.empty(t["q"].shape[:3], device=device)
     return library.prepare(flags, params, **t, **tensors)
 
@@ -124,8 +126,11 @@ def main():
     parser.add_argument("--cases", nargs="*", help="only these beside the plain ones, by the start of their names")
     parser.add_argument("--peers", nargs="*", default=[], choices=list(BACKENDS),
                         help="beside calls with a bias or dropout")
+    parser.add_argument("--before", metavar="LIBRARY", help="another build of libfattn, beside this one")
+    parser.add_argument("--means", type=float, default=0, help="added to four channels of K: dQ is corrected")
     a = parser.parse_args()
     library = peers.Library(a.library, peers.CUDA)
+    before = a.before and peers.Library(a.before, peers.CUDA)
     torch.manual_seed(0)
     for d in a.dims:
         for N in a.lengths:
@@ -135,7 +140,12 @@ def main():
             for name, base, flags, params, tensors, pairs in cases(B, H, N, d, "cuda"):
                 if a.cases is not None and base and not any(name.startswith(x) for x in a.cases):
                     continue
-                rows.append((name, base, pairs, call_of(library, B, H, N, d, "cuda", flags, params, tensors)))
+                shape = a.means, B, H, N, d, "cuda", flags, params, tensors
+                rows.append((name, base, pairs, call_of(library, *shape)))
+                if before:
+                    call = call_of(before, *shape)
+                    call.fwd()
+                    beside[name, "before"] = {"fwd": call.fwd, "bwd": call.bwd}
                 for peer in a.peers if name in ("bias", "bias, dbias", "dropout", "dropout causal") else []:
                     if calls := peer_calls(peer, B, H, N, d, "cuda", flags, params, tensors):
                         beside[name, peer] = calls
