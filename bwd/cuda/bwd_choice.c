@@ -133,6 +133,16 @@ static const fattni_cuda_kernel *sm90_of(const fattn_ctx *ctx, const fattni_prob
     return NULL;
 }
 
+/* The kernel of capped sums that has the tensor maps of the main kernel, or else `portable`. */
+static const fattni_cuda_kernel *sums_beside(const fattn_ctx *ctx, const fattni_problem *p,
+                                             const fattni_cuda_kernel *main, const fattni_cuda_kernel *portable) {
+    for (const fattni_cuda_kernel *const *k = fattni_bwd_cuda_kernels; *k; ++k)
+        if ((*k)->variant == FATTNI_VARIANT_SUMS && (*k)->arch == 90 && main->arch == 90 && (*k)->D == main->D &&
+            (*k)->Dv == main->Dv && fattni_cuda_can_run(*k, ctx, p))
+            return *k;
+    return portable;
+}
+
 static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd_choice c = {0};
     const int variant = fattni_cuda_variant_of(p, false);
@@ -143,7 +153,7 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
         if ((*k)->variant == FATTNI_VARIANT_HUGE) {
             if (!c.huge) c.huge = *k;
         } else if ((*k)->variant == FATTNI_VARIANT_SUMS) {
-            if (!c.sums && p->softcap > 0) c.sums = *k;
+            if (!c.sums && p->softcap > 0 && (*k)->arch != 90) c.sums = *k;
         } else if (matches(ctx, *k, p, variant)) {
             if (is_crowded(ctx, *k))
                 crowded = *k;
@@ -155,6 +165,7 @@ static fattni_bwd_choice choose(const fattn_ctx *ctx, const fattni_problem *p) {
     c.aligned = sm90_of(ctx, &aligned, variant), c.main = sm90_of(ctx, p, variant);
     if (!c.aligned) c.aligned = c.portable;
     if (!c.main) c.main = c.portable;
+    if (c.sums && c.main) c.sums = sums_beside(ctx, p, c.main, c.sums);
     return c;
 }
 

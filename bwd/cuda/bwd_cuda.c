@@ -175,6 +175,14 @@ static const fattni_cuda_kernel *dbias_kernel_of(const fattn_ctx *ctx, const fat
     return NULL;
 }
 
+/* What rows of dS sum to, with a softcap: hopper, of the main kernel, where that is Hopper's. */
+static fattn_status launch_sums(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                const fattni_bwd_args *bwd, const fattni_bwd_sm90_args *hopper) {
+    const int64_t grid = fattni_bwd_cuda_row_grid(p, k);
+    return is_sm90(k) ? fattni_cuda_launch(ctx, k, grid, hopper, sizeof *hopper)
+                      : fattni_cuda_launch(ctx, k, grid, bwd, sizeof *bwd);
+}
+
 static fattn_status launch_dbias(fattn_ctx *ctx, const fattni_cuda_kernel *k, const fattni_bwd_sm90_args *x) {
     const int64_t *const n = x->bwd.d_bias_n;
     const int64_t tiles = n[0] * n[1] * fattni_ceil_div(n[2], k->BM) * fattni_ceil_div(n[3], k->BN);
@@ -240,7 +248,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     FATTNI_TRY(fattni_bwd_cuda_zero_counters(ctx, p, &x, l.huge.zero, l.bytes, find_means));
     if (!dbias) FATTNI_TRY(fattni_bwd_cuda_zero(ctx, p, &x)); /* that overwrites all of it */
     if (!rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_preprocess, row_grid, 256, &x));
-    if (capped) FATTNI_TRY(fattni_cuda_launch(ctx, sums, fattni_bwd_cuda_row_grid(p, sums), &main, sizeof main));
+    if (capped) FATTNI_TRY(launch_sums(ctx, p, sums, &main, &s));
     FATTNI_TRY(is_sm90(k) ? launch_sm90(ctx, k, &s) : fattni_cuda_launch(ctx, k, key_grid, &main, sizeof main));
     if (p->dq.present && !rows) FATTNI_TRY(FATTNI_START(ctx, fattn_bwd_postprocess, row_grid, x.dq_threads, &x));
     if (dbias) FATTNI_TRY(launch_dbias(ctx, dbias, &s));

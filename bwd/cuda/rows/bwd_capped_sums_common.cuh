@@ -1,12 +1,12 @@
-/* What the kernels of bwd_capped_sums.cuh and bwd_capped_sums_real.cuh share: the division of a tile of S among warps,
-   and a row's sums.
+/* What the kernels of capped sums share: the division of a tile of S among warps, and a row's sums.
 
    With the softcap's derivative c, dS = P c (dP - delta) has no sum that is known before, but three sums over the keys
    that a row sees tell it (capped_sum_of_ds), of P, c and dP in fp32, for any number `near` delta:
 
        sum P (dP - near)        sum P c (dP - near)        sum P c
 
-   An includer defines before: D, BM, BN and THREADS. */
+   An includer defines before: D, BM, BN, THREADS, of these THREADS_OF_S that have a part of S, the last ones, and
+   ROW_TILES, of 16 rows, of a warp. */
 #ifndef FATTNI_BWD_CUDA_ROWS_BWD_CAPPED_SUMS_COMMON_CUH
 #define FATTNI_BWD_CUDA_ROWS_BWD_CAPPED_SUMS_COMMON_CUH
 
@@ -14,13 +14,12 @@
 #include "bwd/cuda/bwd_workspace.cuh"
 
 enum {
-    ROW_TILES = BM >= 64 ? 2 : 1, /* of 16 rows, of a warp */
     ROW_WARPS = BM / (16 * ROW_TILES),
-    KEY_WARPS = K_WARPS / ROW_WARPS,
-    KEY_TILES = BN / KEY_WARPS / 8,
+    KEY_WARPS = THREADS_OF_S / 32 / ROW_WARPS,
+    KEY_TILES = BN / KEY_WARPS / 8, /* of 8 keys, of a warp */
     SUMS = 3
 };
-static_assert(ROW_WARPS * KEY_WARPS == K_WARPS && KEY_TILES * KEY_WARPS * 8 == BN, "S");
+static_assert(32 * ROW_WARPS * KEY_WARPS == THREADS_OF_S && KEY_TILES * KEY_WARPS * 8 == BN, "S");
 
 /* Of a row block. L: as an exponent of P has it, +inf where the row is not the main kernel's. */
 typedef struct row_statistics {
@@ -30,8 +29,9 @@ typedef struct row_statistics {
 /* A thread's part of a tile of S: element e of tiles r and n is row 16 r + 8 (e/2), key 8 n + e%2 from its first ones
    on. */
 typedef float tile_part[ROW_TILES][KEY_TILES][4];
-DEVICE int warp_row(void) { return (int)threadIdx.x / 32 % ROW_WARPS * (16 * ROW_TILES); }
-DEVICE int warp_key(void) { return (int)threadIdx.x / 32 / ROW_WARPS * (8 * KEY_TILES); }
+DEVICE int thread_of_s(void) { return (int)threadIdx.x - (THREADS - THREADS_OF_S); }
+DEVICE int warp_row(void) { return thread_of_s() / 32 % ROW_WARPS * (16 * ROW_TILES); }
+DEVICE int warp_key(void) { return thread_of_s() / 32 / ROW_WARPS * (8 * KEY_TILES); }
 DEVICE int thread_row(void) { return warp_row() + (int)threadIdx.x % 32 / 4; }
 DEVICE int thread_key(void) { return warp_key() + (int)threadIdx.x % 4 * 2; }
 
@@ -53,7 +53,7 @@ DEVICE void store_sums(const row_sums sums, row_statistics *rows) {
             float x = sums[n][m / 2][m % 2];
             x += __shfl_xor_sync(ALL_LANES, x, 1);
             x += __shfl_xor_sync(ALL_LANES, x, 2);
-            if (threadIdx.x % 4 == 0) rows->sums[threadIdx.x / 32 / ROW_WARPS][n][thread_row() + 8 * m] = x;
+            if (threadIdx.x % 4 == 0) rows->sums[thread_of_s() / 32 / ROW_WARPS][n][thread_row() + 8 * m] = x;
         }
 }
 

@@ -14,6 +14,9 @@
 #include "core/device/mma_tile.cuh"
 #include "core/ptx/grid.h"
 #include "core/device/score_real.cuh"
+
+enum { THREADS_OF_S = THREADS, ROW_TILES = BM >= 64 ? 2 : 1 };
+
 #include "bwd/cuda/rows/bwd_capped_sums_common.cuh"
 
 typedef struct shared_memory {

@@ -14,7 +14,8 @@
 #define FINDS_MEANS (HOPPER && (K_VARIANT < FATTNI_VARIANT_GENERAL || K_VARIANT == FATTNI_VARIANT_HEADS))
 /* The kernel of dbias has no other results, and reads lse2 and delta; that of dq, dk and dv leaves it out. */
 #define OF_DBIAS (K_VARIANT == FATTNI_VARIANT_DBIAS)
-#define ROW_BLOCK (OF_DBIAS && K_D > 64 ? 64 : K_BM) /* of the kernel of dq, whose tensor maps it has */
+#define ROW_BLOCK                                                                                                      \
+    ((OF_DBIAS || (HOPPER && OF_SUMS)) && K_D > 64 ? 64 : K_BM) /* of the kernel of dq, whose tensor maps it has */
 #define KEY_BLOCK (OF_DBIAS && K_D > 128 ? 64 : K_BN)
 /* The kernels of huge rows add to dq, dk and dv what the others leave out. */
 #define OF_HUGE_ROWS (K_VARIANT == FATTNI_VARIANT_HUGE)
@@ -23,7 +24,7 @@
 /* Prepares rows, of calls without dL, and finishes dQ; its work items are heads. */
 #define OF_CAUSAL_ROWS (K_VARIANT == FATTNI_VARIANT_SHORT || K_VARIANT == FATTNI_VARIANT_HEADS)
 #define OF_SHORT_ROWS (OF_CAUSAL_ROWS || K_VARIANT == FATTNI_VARIANT_HEADS_FULL)
-#if !HOPPER || OF_DBIAS
+#if !HOPPER || OF_DBIAS || OF_SUMS
 enum { CTAS = 1 };
 #endif
 
@@ -153,7 +154,7 @@ static void set_up(problem *p, const test_case *c) {
     if (c->mean) {
         bwd->key_mean = p->key_mean.data(), bwd->key_mean_used = p->key_mean_used.data();
         bwd->key_mean_pitch = ROW_OF_MEANS;
-        if (!HOPPER || knows_sums(c)) bwd->dq_of_mean = p->dq_of_mean.data();
+        if (!HOPPER || knows_sums(c) || OF_SUMS) bwd->dq_of_mean = p->dq_of_mean.data();
         if (c->rows && !OF_SHORT_ROWS) bwd->dq_of_mean = p->dq_of_mean.data(); /* of dL */
         p->args.finds_means = c->rows && !c->packed && FINDS_MEANS;
         if (p->args.finds_means) { /* whatever there was before */
@@ -297,11 +298,17 @@ static void expect(problem *p) {
 #if OF_SUMS
 static float accumulated(const problem *, int64_t, int, int) { return 0; }
 
-static const fattni_bwd_args *args_of_run;
-static void run_kernel(void) { K_NAME(*args_of_run); }
+static const fattni_bwd_sm90_args *args_of_run;
+static void run_kernel(void) {
+#if HOPPER
+    K_NAME(*args_of_run);
+#else
+    K_NAME(args_of_run->bwd);
+#endif
+}
 static void run_all(const problem *p) {
     const fattni_attention_args *const a = &p->args.bwd.a;
-    args_of_run = &p->args.bwd;
+    args_of_run = &p->args;
     gridDim.x = (unsigned)((a->Sq + K_BM - 1) / K_BM * a->Hq * a->B);
     for (unsigned n = 0; n < gridDim.x; ++n) machine_run((int)n, 1, 32 * K_WARPS, n, run_kernel);
 }
@@ -344,11 +351,17 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
     return p->accumulator[(base + i0) * K_D + (tile * 32 * K_WARPS + thread) * 4 + r % 16 / 8 * 2 + d % 2];
 }
 
-static const fattni_bwd_args *args_of_run;
-static void run_kernel(void) { K_NAME(*args_of_run); }
+static const fattni_bwd_sm90_args *args_of_run;
+static void run_kernel(void) {
+#if HOPPER
+    K_NAME(*args_of_run);
+#else
+    K_NAME(args_of_run->bwd);
+#endif
+}
 static void run_all(const problem *p) {
     const fattni_attention_args *const a = &p->args.bwd.a;
-    args_of_run = &p->args.bwd;
+    args_of_run = &p->args;
     for (int n = 0; n < (a->Sk + K_BN - 1) / K_BN * a->Hkv * a->B; ++n)
         machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
 }
@@ -539,6 +552,7 @@ static test_case cases[] = {
 
 static bool runs(const test_case *c) {
     if (!HOPPER) return !c->rows;
+    if (OF_SUMS) return !c->odd;
     const bool terms = c->dropout > 0 || c->alibi || (c->bias && !STAGED_BIAS), lengths = c->packed || c->padded;
     if (STAGED_BIAS && (terms || (OF_DBIAS && c->rows))) return false;
     if (c->softcap > 0 && K_VARIANT != FATTNI_VARIANT_CAPPED) return false;
@@ -547,7 +561,7 @@ static bool runs(const test_case *c) {
 
 /* Kernels whose tasks may be divided; never where sequences are packed or dQ is summed in an order. */
 static bool divides(const test_case *c) {
-    return HOPPER && CTAS == 1 && !OF_SHORT_ROWS && !OF_DBIAS && !c->packed && !c->dq_semaphore;
+    return HOPPER && CTAS == 1 && !OF_SHORT_ROWS && !OF_DBIAS && !OF_SUMS && !c->packed && !c->dq_semaphore;
 }
 
 int main(void) {
