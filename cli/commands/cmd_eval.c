@@ -7,6 +7,7 @@
 #include "cli/output/json.h"
 #include "cli/output/progress.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -107,6 +108,9 @@ static int print_loss(evaluating *e) {
     char tokens[32];
     const fattn_status s = trainer_evaluate(&e->r, e->o.sequences, v);
     if (s) return cli_status(e->ctx, s, "evaluation");
+    if (!isfinite(v->loss))
+        return cli_fail(CLI_FAILURE, "%s: the loss of %lld tokens is %g%s", e->o.val, (long long)v->targets, v->loss,
+                        train_dtype(e->o.dtype) == FATTN_F16 ? ": a dtype of more range than f16?" : "");
     printf("loss: %.6f nats per token (%s tokens)\n", v->loss, text_of_count((double)v->targets, tokens));
     return CLI_OK;
 }

@@ -4,6 +4,7 @@
 #include "cli/base/device.h"
 #include "cli/llmc/file.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,6 +139,11 @@ static fattn_status ask(const hellaswag *h, fattn_ctx *ctx, model *m, fattn_tape
     if (!s) s = device_write_i32(ctx, &targets, symbols + rows * length);
     fattn_tape_reset(t);
     if (!s) s = model_row_losses(m, t, &ids, &targets, losses);
+    for (int64_t row = 0; !s && row < rows; ++row) /* nothing is less than NaN */
+        if (!isfinite(losses[row]))
+            s = fattn_ctx_fail(ctx, FATTN_E_MISMATCH, "example %lld: the loss of its ending %lld is %g",
+                               (long long)(first + row / HELLASWAG_ENDINGS), (long long)(row % HELLASWAG_ENDINGS),
+                               losses[row]);
     for (int64_t i = 0; !s && i < n; ++i) {
         const double *const of = losses + HELLASWAG_ENDINGS * i;
         int best = 0;

@@ -29,7 +29,8 @@ bool hellaswag_open(hellaswag *h, const char *path, int64_t context, int64_t voc
 void hellaswag_close(hellaswag *h);
 
 /* How many of the first `count` examples (all, if there are less) the model answers right, with `rows` sequences at a
-   time, at least 4. Resets the tape. stop: asked between batches, NULL: never; then *done is what was asked so far. */
+   time, at least 4. Resets the tape. stop: asked between batches, NULL: never; then *done is what was asked so far.
+   MISMATCH: a loss is not finite. */
 fattn_status hellaswag_count(const hellaswag *h, fattn_ctx *ctx, model *m, fattn_tape *t, int64_t count, int64_t rows,
                              bool (*stop)(void), int64_t *right, int64_t *done);
 

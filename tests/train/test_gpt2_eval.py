@@ -106,6 +106,16 @@ def loss(p, rng):
     fattn("eval", "v.bin", "--val", "v.bin", code=1, says="v.bin, offset 0: the first word (a GPT-2 model's)")
 
 
+def not_finite(p):
+    """F16 has no numbers of this size: no loss, and no answer."""
+    parity.write_model("large.bin", {k: 1e6 * v if k == "wte.weight" else v for k, v in p.items()})
+    fattn("eval", "large.bin", "--val", "v.bin", "--hellaswag", "h.bin", says=f" of {EXAMPLES} right")
+    for words, says in ((("--val", "v.bin", "--context", "16"), "v.bin: the loss of 320 tokens is "),
+                        (("--hellaswag", "h.bin"), "example 0: the loss of its ending 0 is ")):
+        fattn("eval", "large.bin", *words, "--dtype", "f16", "--json", "large.json", code=1, says=says)
+        assert not os.path.exists("large.json")
+
+
 def damaged():
     with open("h.bin", "rb") as f:
         good = f.read()
@@ -151,6 +161,7 @@ def main():
         parity.write_model("m.bin", p)
         answers(examples_of(p, rng))
         loss(p, rng)
+        not_finite(p)
         damaged()
         during_a_training()
         os.chdir("/")
