@@ -85,7 +85,7 @@ static int take_step(session *s) {
         report_no_graph(s);
     }
     const bool warm = r->step > s->first_step + WARM_STEPS;
-    const bool is_due = r->step % s->o.eval_every == 0 || r->step % s->o.checkpoint_every == 0;
+    const bool is_due = r->step % s->o.eval_every == 0 || r->step % s->o.checkpoint_every == 0 || trainer_used(r) >= 1;
     const int code = !warm || is_due ? settle(s) : CLI_OK;
     if (!warm) s->warm_step = r->step, s->warm_elapsed = r->elapsed;
     return code;

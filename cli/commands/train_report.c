@@ -85,16 +85,16 @@ void report_progress(session *s) {
     const bool over = used >= 1 || s->reached;
     s->bar.total = over ? r->step : (int64_t)((double)r->step / fmax(used, 1e-6) + 0.5);
     if (s->bar.total <= r->step && !over) s->bar.total = r->step + 1;
-    if (!progress_due(&s->bar, r->step)) return;
+    const int64_t step = r->history.steps; /* the last one whose results are there */
+    if (!progress_due(&s->bar, step)) return;
     char rate[32], memory[32], right[32] = "", scale[64] = "";
     if (s->o.task == TASK_RECALL && !isnan(s->last.right))
         snprintf(right, sizeof right, " right %.1f%%", 100 * s->last.right);
     if (trainer_is_scaled(r))
         snprintf(scale, sizeof scale, " scale %g skipped %lld", (double)r->scaling.scale,
                  (long long)r->scaling.skipped_steps);
-    progress_update(&s->bar, r->step, "loss %.3f val %.3f%s |g| %.2g lr %.2g%s %s tok/s mem %s",
-                    r->history.loss[r->history.steps - 1], s->last.loss, right, r->grad_norm, r->lr, scale,
-                    text_of_count(tokens_per_second(s), rate),
+    progress_update(&s->bar, step, "loss %.3f val %.3f%s |g| %.2g lr %.2g%s %s tok/s mem %s", r->history.loss[step - 1],
+                    s->last.loss, right, r->grad_norm, r->lr, scale, text_of_count(tokens_per_second(s), rate),
                     text_of_bytes((double)fattn_ctx_mem(s->rank->ctx).peak, memory));
 }
 

@@ -1,6 +1,7 @@
 """Data-parallel training: on every number of ranks, threads or processes, with the state divided or not, a run has the
 same losses and the same checkpoint, bit for bit."""
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,18 @@ def same_without_deterministic():
     assert tolerance < 1e-4, tolerance
 
 
+def progress_is_of_its_step():
+    """With several ranks a step's results come with the next step."""
+    said = train(*RECALL, "--eval-every", 4, "--json", "shown.jsonl", "--checkpoint", "-", "--checkpoint-every", 4,
+                 "--ranks", 2)
+    steps = {e["step"]: e for e in events("shown.jsonl", "step")}
+    shown = re.findall(r"^step (\d+)/6 loss (\S+) .* lr (\S+) ", said, re.M)
+    assert [shown[0][0], shown[-1][0]] == ["1", "6"], said
+    for step, loss, lr in shown:
+        e = steps[int(step)]
+        assert (loss, lr) == (f"{e['loss']:.3f}", f"{e['lr']:.2g}"), (said, e)
+
+
 def resumed_on_other_ranks(with_mpi):
     for words in (RECALL, SHARDS):
         words = [*words, "--schedule", "constant"] # does not depend on --steps
@@ -149,8 +162,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         texts()
-        for test in (same_bits, same_without_deterministic, resumed_on_other_ranks, the_total_batch_is_stored,
-                     begun_with_llmc, files_of_rank_0):
+        for test in (same_bits, same_without_deterministic, progress_is_of_its_step, resumed_on_other_ranks,
+                     the_total_batch_is_stored, begun_with_llmc, files_of_rank_0):
             test(*[with_mpi][:test.__code__.co_argcount])
             print(test.__name__, "ok")
         os.chdir("/")
