@@ -24,7 +24,8 @@ enum {
                                         part of the keys: required then, see below */
     FATTN_EXACT_DELTA = 1u << 6,     /* o of 16 bits: forward keeps in io.saved what rounding takes off it,
                                         a byte per element, for backward's delta; set it in both */
-    FATTN_TOP_LEFT = 1u << 7,        /* windows and ALiBi as if off were 0 below, whatever Sk - Sq */
+    FATTN_TOP_LEFT = 1u << 7,        /* off is 0 below, whatever Sk - Sq, of windows and ALiBi; beside it
+                                        FATTN_CAUSAL is FATTN_CAUSAL_TOP_LEFT */
     FATTN_ACC_DQ = 1u << 8,          /* add into this gradient, do not overwrite it */
     FATTN_ACC_DK = 1u << 9,
     FATTN_ACC_DV = 1u << 10,

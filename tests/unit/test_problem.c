@@ -496,7 +496,7 @@ Test(problem, strides_are_normalised) {
 /* Whether a row sees a key, from the definition by positions. */
 static bool visible(const fattni_problem *p, int64_t Sq, int64_t Sk, int64_t i, int64_t j) {
     const int64_t at_i = i + p->q_pos0, at_j = j + p->k_pos0;
-    const int64_t off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : Sk - Sq;
+    const int64_t off = p->flags & (FATTN_CAUSAL_TOP_LEFT | FATTN_TOP_LEFT) ? 0 : Sk - Sq;
     if ((p->flags & (FATTN_CAUSAL | FATTN_CAUSAL_TOP_LEFT)) && at_j > at_i + off) return false;
     if (p->flags & FATTN_WINDOW) {
         if (p->window_left != FATTNI_UNBOUNDED && at_j < at_i + off - p->window_left) return false;
@@ -512,7 +512,7 @@ static int check_sequences(const fattni_problem *p, const int64_t *Sq, const int
         const fattni_sequence s = fattni_sequence_of(p, b);
         cr_assert(s.band.Sq == Sq[b] && s.band.Sk == Sk[b] && s.q0 == q0[b] && s.k0 == k0[b]);
         cr_assert_eq(s.batch, p->packed ? 0 : b);
-        const int64_t off = p->flags & FATTN_CAUSAL_TOP_LEFT ? 0 : Sk[b] - Sq[b];
+        const int64_t off = p->flags & (FATTN_CAUSAL_TOP_LEFT | FATTN_TOP_LEFT) ? 0 : Sk[b] - Sq[b];
         cr_assert_eq(s.diagonal, p->q_pos0 + off - p->k_pos0);
         for (int64_t i = 0; i < Sq[b]; ++i)
             for (int64_t j = 0; j < Sk[b]; ++j) {
@@ -530,10 +530,12 @@ Test(problem, masks_follow_their_definition) {
                                      FATTN_CAUSAL_TOP_LEFT,
                                      FATTN_WINDOW,
                                      FATTN_WINDOW | FATTN_CAUSAL,
-                                     FATTN_WINDOW | FATTN_CAUSAL_TOP_LEFT};
+                                     FATTN_WINDOW | FATTN_CAUSAL_TOP_LEFT,
+                                     FATTN_WINDOW | FATTN_TOP_LEFT,
+                                     FATTN_CAUSAL | FATTN_TOP_LEFT};
     static const int64_t zeros[3] = {0};
     int seen = 0, calls = 0;
-    for (int m = 0; m < 6; ++m)
+    for (int m = 0; m < 8; ++m)
         for (int32_t left = -1; left <= 3; ++left)
             for (int32_t right = -1; right <= 3; ++right)
                 for (int64_t q_pos0 = 0; q_pos0 <= 4; q_pos0 += 2)
@@ -555,7 +557,7 @@ Test(problem, masks_follow_their_definition) {
                                 seen += check_sequences(&p, (int64_t[]){2, 0, 3}, (int64_t[]){3, 1, 3},
                                                         (int64_t[]){0, 2, 2}, (int64_t[]){0, 3, 4});
                         }
-    cr_assert(calls == 6 * 25 * 9 * 3 && seen > 0);
+    cr_assert(calls == 8 * 25 * 9 * 3 && seen > 0);
 }
 
 /* ---- pages ---- */
