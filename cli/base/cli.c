@@ -215,6 +215,14 @@ static const char *expectation(const cli_option *o, const char *text, char *buff
     return buffer;
 }
 
+const char *cli_value_text(const cli_option *o, const void *field, char *text, size_t size) {
+    text[0] = 0;
+    if (o->type == CLI_INT) snprintf(text, size, "%lld", (long long)*(const int64_t *)field);
+    if (o->type == CLI_REAL) snprintf(text, size, "%.15g", *(const double *)field);
+    if (o->type == CLI_CHOICE) choice_at(o->choices, *(const int *)field, text, size);
+    return text;
+}
+
 /* ---- help ---- */
 
 /* A default outside the option's range means "not given", and is not shown. */

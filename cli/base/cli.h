@@ -58,6 +58,9 @@ int cli_main(const cli_command *const *commands, int argc, char **argv);
 /* Whether a field's value is in the option's range; a CHOICE must be one of them, a REAL finite. */
 bool cli_in_range(const cli_option *o, const void *field);
 
+/* The value of an INT, REAL or CHOICE as text, cut to fit; returns `text`. */
+const char *cli_value_text(const cli_option *o, const void *field, char *text, size_t size);
+
 /* Prints "fattn check: <error message>" on standard error; returns `code`. */
 int cli_fail(int code, const char *format, ...) FATTN_PRINTF(2, 3);
 /* Writes out what has been printed on standard output. False when that fails, which is reported at the end. */

@@ -351,10 +351,13 @@ static int take_missing(train_options *o, const train_options *from, bool check)
         char *field = (char *)o + p->offset;
         const char *other = (const char *)from + p->offset;
         const char *unset = (const char *)&train_unset + p->offset;
+        char given[64], stored[64];
         if (memcmp(field, unset, size_of(p)) == 0)
             memcpy(field, other, size_of(p));
         else if (check && contains(fixed, p->name) && memcmp(field, other, size_of(p)) != 0)
-            return cli_fail(CLI_FAILURE, "--%s differs from the checkpoint's: a resumed run cannot change it", p->name);
+            return cli_fail(CLI_FAILURE, "--%s %s differs from the checkpoint's %s: a resumed run cannot change it",
+                            p->name, cli_value_text(p, field, given, sizeof given),
+                            cli_value_text(p, other, stored, sizeof stored));
     }
     return CLI_OK;
 }

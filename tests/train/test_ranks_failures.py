@@ -82,7 +82,7 @@ def wrong_numbers(with_mpi):
     # A step's tokens are the run's, whatever the ranks.
     train(*RECALL, "--checkpoint", "run", "--steps", 1)
     train("--resume", "run", "--ranks", 3, code=2, says="has 4 passes of --batch 2 x --context 16, which 3 ranks")
-    train("--resume", "run", "--ranks", 2, "--total-batch", 64, code=1, says="--total-batch differs")
+    train("--resume", "run", "--ranks", 2, "--total-batch", 64, code=1, says="--total-batch 64 differs")
 
 
 def launchers():

@@ -68,7 +68,9 @@ def goes_on():
         assert list(losses(part)) == [6, 7, 8, 9, 10], part
         assert all(losses(whole)[s] == loss for s, loss in losses(part).items()), (part, whole)
         same("whole", "part")
-        fattn("--resume", path, "--seed", "4", "--checkpoint", "-", code=1, says="--seed differs from the checkpoint's")
+        for option, value, stored in ("seed", "4", "3"), ("lr", "0.25", "0.0002"), ("schedule", "wsd", "constant"):
+            fattn("--resume", path, "--" + option, value, "--checkpoint", "-", code=1,
+                  says=f"--{option} {value} differs from the checkpoint's {stored}: a resumed run cannot change it")
         # Another rounding is another run, which the header tells; so is another dtype, and F32 has none.
         for other in ("nearest", "masters"):
             log, said = train("--resume", path, "--rounding", other, "--checkpoint", "-")
