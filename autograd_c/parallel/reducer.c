@@ -203,20 +203,22 @@ static int64_t digest_of(const fattn_reducer *r) {
 }
 
 static fattn_status fill(fattn_reducer *r, fattn_param *const *params, const fattn_reducer_options *o) {
-    static const char *const names[] = {"the reducer's number of params", "the reducer's flags",
-                                        "the reducer's bucket_bytes", "the reducer's late",
-                                        "the digest of the reducer's params"};
+    static const char *const names[] = {
+        "the reducer's number of params",   "the reducer's flags",
+        "the reducer's bucket_bytes",       "the reducer's late",
+        "the reducer's number of elements", "the digest of sizes, dtypes and flags of the reducer's params"};
     const size_t n = (size_t)r->n;
     const int64_t bucket_bytes = o->bucket_bytes > 0 ? o->bucket_bytes : BUCKET_BYTES;
-    int64_t hold;
+    int64_t hold, elements = 0;
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->slots, (void **)&r->slots));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *r->buckets, (void **)&r->buckets));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * (size_t)(r->size + 1) * sizeof *r->begins, (void **)&r->begins));
     FATTNI_TRY(fattni_host_alloc(r->ctx, 2 * (size_t)r->size * sizeof *r->messages, (void **)&r->messages));
     FATTNI_TRY(fattni_host_alloc(r->ctx, (size_t)r->size * sizeof *r->terms, (void **)&r->terms));
     FATTNI_TRY(check_params(r, params));
-    const int64_t values[] = {r->n, r->to_owners, bucket_bytes, o->late, digest_of(r)};
-    FATTNI_TRY(fattn_comm_agree(r->comm, names, values, 5));
+    for (int i = 0; i < r->n; ++i) elements += r->slots[i].count;
+    const int64_t values[] = {r->n, r->to_owners, bucket_bytes, o->late, elements, digest_of(r)};
+    FATTNI_TRY(fattn_comm_agree(r->comm, names, values, 6));
     FATTNI_TRY(fattni_comm_least(r->comm, o->hold, &hold));
     double *joined;
     FATTNI_TRY(fattni_host_alloc(r->ctx, (n + 1) * sizeof *joined, (void **)&joined));

@@ -610,8 +610,24 @@ static fattn_status nothing(rank_call *c, model *m, fattn_tape *t, fattn_reducer
 }
 static fattn_status fewer_params(rank_call *c) { return with_reducer(c, c->rank == 1 ? 3 : PARAMS, 0, nothing); }
 static fattn_status other_buckets(rank_call *c) { return with_reducer(c, PARAMS, c->rank == 1 ? 7 : 0, nothing); }
+
+static fattn_status other_param(rank_call *c, int64_t n, uint32_t flags) {
+    float values[9] = {0}, grads[9] = {0};
+    fattn_param p = {.value = fattn_tensor_view(values, FATTN_F32, FATTN_CPU, 0, 1, &n),
+                     .grad = fattn_tensor_view(grads, FATTN_F32, FATTN_CPU, 0, 1, &n),
+                     .flags = flags};
+    fattn_param *const list = &p;
+    fattn_reducer *r = NULL;
+    const fattn_status s = fattn_reducer_create(c->ctx, c->comm, NULL, &list, 1, &r);
+    fattn_reducer_destroy(r);
+    return s;
+}
+static fattn_status other_size(rank_call *c) { return other_param(c, c->rank == 1 ? 9 : 8, 0); }
+static fattn_status other_flags(rank_call *c) { return other_param(c, 8, c->rank == 1 ? FATTN_PARAM_FROZEN : 0u); }
 Test(reducer, ranks_that_differ) {
     expect_failures(3, fewer_params, FATTN_E_COMM, "number of params is 3 on rank 1, 8 on rank 0");
+    expect_failures(3, other_size, FATTN_E_COMM, "number of elements is 9 on rank 1, 8 on rank 0");
+    expect_failures(3, other_flags, FATTN_E_COMM, "digest of sizes, dtypes and flags of the reducer's params is ");
     expect_failures(3, other_buckets, FATTN_E_COMM, "bucket_bytes is 7 on rank 1, 64000000 on rank 0");
 }
 
