@@ -297,21 +297,6 @@ static void expect(problem *p) {
 
 #if OF_SUMS
 static float accumulated(const problem *, int64_t, int, int) { return 0; }
-
-static const fattni_bwd_sm90_args *args_of_run;
-static void run_kernel(void) {
-#if HOPPER
-    K_NAME(*args_of_run);
-#else
-    K_NAME(args_of_run->bwd);
-#endif
-}
-static void run_all(const problem *p) {
-    const fattni_attention_args *const a = &p->args.bwd.a;
-    args_of_run = &p->args;
-    gridDim.x = (unsigned)((a->Sq + K_BM - 1) / K_BM * a->Hq * a->B);
-    for (unsigned n = 0; n < gridDim.x; ++n) machine_run((int)n, 1, 32 * K_WARPS, n, run_kernel);
-}
 #elif OF_HUGE_ROWS
 static float accumulated(const problem *, int64_t, int, int) { return 0; }
 
@@ -350,7 +335,9 @@ static float accumulated(const problem *p, int64_t base, int i, int d) {
     const int thread = (d / columns * row_warps + r / 32) * 32 + r % 8 * 4 + d % 8 / 2;
     return p->accumulator[(base + i0) * K_D + (tile * 32 * K_WARPS + thread) * 4 + r % 16 / 8 * 2 + d % 2];
 }
+#endif
 
+#if OF_SUMS || !(OF_HUGE_ROWS || HOPPER)
 static const fattni_bwd_sm90_args *args_of_run;
 static void run_kernel(void) {
 #if HOPPER
@@ -359,11 +346,12 @@ static void run_kernel(void) {
     K_NAME(args_of_run->bwd);
 #endif
 }
-static void run_all(const problem *p) {
+static void run_all(const problem *p) { /* a CTA for each row block, or each key block */
     const fattni_attention_args *const a = &p->args.bwd.a;
+    const int by_rows = (a->Sq + K_BM - 1) / K_BM * a->Hq, by_keys = (a->Sk + K_BN - 1) / K_BN * a->Hkv;
     args_of_run = &p->args;
-    for (int n = 0; n < (a->Sk + K_BN - 1) / K_BN * a->Hkv * a->B; ++n)
-        machine_run(n, 1, 32 * K_WARPS, (unsigned)n, run_kernel);
+    gridDim.x = (unsigned)((OF_SUMS ? by_rows : by_keys) * a->B);
+    for (unsigned n = 0; n < gridDim.x; ++n) machine_run((int)n, 1, 32 * K_WARPS, n, run_kernel);
 }
 #endif
 
