@@ -121,7 +121,7 @@ static const attention_case cases[] = {
      .dropout_p = 0.1f,
      .sink = true,
      .d_lse = true,
-     .lengths = LENGTHS_PADDED,
+     .lengths = LENGTHS_PACKED,
      .length_q = {60, 131},
      .length_k = {150, 71}},
     {.name = "means, softcap, full", .B = 1, .Hq = 2, .Sq = 130, .Sk = 150, .D = 64, .softcap = 20},
