@@ -9,9 +9,10 @@ then per pass TFLOP/s of each library, `best` (ours over the fastest peer) and o
 count: 2 (d + dv) FLOP each forward, 2 (3 d + 2 dv) backward. `plain`, of windows and packed rows: our rate over our own
 without them, causal or full like the row; for packed rows on as many sequences of equal lengths.
 
-Groups: dims, ragged (N that no tile divides), gqa, heads (B H from 1 to 4096), cross (rows and keys differ in number),
-window, packed (16384 tokens, sequences cut at random), strides (slices of [B,S,3,H,D]), f16. A name is what a row
-prints before its first figure, without the padding: --rows matches it.
+Groups: dims, ragged (N that no tile divides), gqa, heads (B H from 1 to 4096), models (heads of GPT-2, Qwen2.5, Llama
+3.2, Whisper and others, of which there are no power of two), cross (rows and keys differ in number), window, packed
+(16384 tokens, sequences cut at random), strides (slices of [B,S,3,H,D]), f16. A name is what a row prints before its
+first figure, without the padding: --rows matches it.
 
 fa3: FlashAttention-3's kernels with the arguments that its own dispatch chooses (bench/fa3.cu), those that the library
 has. cudnn: PyTorch's backend, packed rows by its operator. fa2: PyTorch's operator, which has windows, packed rows and
@@ -121,6 +122,15 @@ def table():
     yield from rows("heads", (64,), [(1, 1, 4096, "causal"), (1, 8, 4096, "full"), (1, 16, 2048, "causal"),
                                      (64, 16, 384, "full"), (256, 16, 256, "causal")])
     yield from rows("heads", (128,), [(64, 32, 384, "causal"), (24, 16, 700, "full")])
+
+    yield from rows("models", (64,), [(1, 25, 1024, "causal"), (4, 25, 1024, "causal"), (1, 12, 4096, "causal"),
+                                      (2, 12, 2048, "full"), (3, 20, 1500, "full"), (1, 20, 2048, "full")])
+    yield from rows("models", (64,), [(1, 9, 4096, "causal"), (4, 9, 2048, "causal")], Hkv=3)
+    yield from rows("models", (128,), [(1, 28, 4096, "causal"), (1, 28, 8192, "causal")], Hkv=4)
+    yield from rows("models", (128,), [(1, 24, 8192, "causal"), (1, 40, 2048, "causal"), (3, 40, 4096, "causal")],
+                    Hkv=8)
+    yield from rows("models", (128,), [(1, 12, 2048, "causal"), (1, 9, 4096, "full"), (1, 25, 2048, "full")])
+    yield from rows("models", (256,), [(3, 16, 2048, "causal")], Hkv=8)
 
     for d, H, Sq, Sk, mask in ((128, 16, 1024, 8192, "causal"), (128, 16, 512, 16384, "full"),
                                (128, 16, 4096, 1024, "full"), (64, 32, 2048, 4096, "causal"),

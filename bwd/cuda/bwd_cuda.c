@@ -125,17 +125,18 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     return fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &x->d_o, &x->d_o_step);
 }
 
-/* Heads that are processed together: at most two and a half waves of CTAs, the longest work items first, so that their
-   dQ accumulators fit L2. For clusters in short sequences half a wave, since each of their row work items has its own
-   CTA. Deterministic: concurrent key blocks of one head wait for each other, so a larger group has fewer of them. */
-static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                             int64_t blocks) {
+/* Heads that are processed together: about two and a half waves of CTAs at most, the longest work items first, so that
+   their dQ accumulators fit L2. For clusters in short sequences half a wave, since each of their row work items has its
+   own CTA. Deterministic: concurrent key blocks of one head wait for each other, so a larger group has fewer of them.
+   Plain full calls, whose work items are equal, take a head after the other. */
+static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int64_t blocks,
+                             int64_t planes) {
+    const bool full = k->variant == FATTNI_VARIANT_FULL, ordered = p->flags & FATTN_DETERMINISTIC;
     const int64_t half_waves = k->cluster > 1 && blocks <= FATTNI_SHORT_BLOCKS ? 1 : 5;
     int64_t n = 1;
     while (2 * (2 * n * blocks * k->cluster) <= half_waves * ctx->gpu.sms) n *= 2;
-    if ((p->flags & FATTN_DETERMINISTIC) && blocks > FATTNI_SHORT_BLOCKS)
-        n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
-    return n;
+    if (ordered && blocks > FATTNI_SHORT_BLOCKS) n = fattni_max(n, full ? 16 : 32);
+    return full && !ordered ? n : fattni_sm90_even_group(n, planes);
 }
 
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
@@ -148,7 +149,7 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, &mapped, k, x);
     fattni_cuda_leave(ctx, entered);
-    x->schedule = fattni_sm90_schedule_of(blocks * parts->most, planes, head_group_of(ctx, p, k, blocks));
+    x->schedule = fattni_sm90_schedule_of(blocks * parts->most, planes, head_group_of(ctx, p, k, blocks, planes));
     x->schedule.next_tile = counters;
     x->items = x->schedule.tiles;
     x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;

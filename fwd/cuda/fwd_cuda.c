@@ -405,7 +405,7 @@ int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int
                   fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
     int64_t n = 1;
     while (2 * n <= fit) n *= 2;
-    return n * p->group;
+    return fattni_sm90_even_group(n, p->Hkv * p->B) * p->group;
 }
 
 fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,

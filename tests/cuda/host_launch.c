@@ -7,6 +7,7 @@
 #include "core/cuda/blas/blas.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/library.h"
+#include "core/cuda/sm90.h"
 #include "fwd/cuda/fwd_cuda.h"
 #include "fwd/cuda/fwd_decode.h"
 #include "fwd/cuda/fwd_parts.h"
@@ -123,6 +124,29 @@ Test(host_launch, few_heads_are_divided) {
         cr_assert_eq(parts.sums, others * 128 * (size_t)(choice.main->D + choice.main->Dv) * 4);
         cr_assert(parts.sums < 50 << 20 && (parts.stored > 0) == (parts.most > 1));
     }
+}
+
+/* ---- heads in groups ---- */
+
+Test(host_launch, the_last_group_of_heads_is_large) {
+    static const int64_t known[][3] = {{8, 9, 9},    {8, 12, 6}, {8, 13, 7},   {8, 25, 9}, {8, 100, 10},
+                                       {16, 20, 20}, {4, 5, 5},  {32, 50, 25}, {1, 7, 1},  {2, 3, 3}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; ++i)
+        cr_assert_eq(fattni_sm90_even_group(known[i][0], known[i][1]), known[i][2], "case %zu", i);
+    for (int64_t n = 1; n <= 256; n *= 2)
+        for (int64_t planes = 1; planes <= 2000; ++planes) {
+            const int64_t even = fattni_sm90_even_group(n, planes), before = planes % n, last = planes % even;
+            if (planes <= n || before == 0) {
+                cr_assert_eq(even, n, "%lld of %lld", (long long)n, (long long)planes);
+                continue;
+            }
+            cr_assert(2 * even > n && (4 * even <= 5 * n || even == n + 1) && even <= planes, "%lld: %lld of %lld",
+                      (long long)even, (long long)n, (long long)planes);
+            cr_assert(last == 0 || last >= before, "%lld: the last of %lld has %lld", (long long)even,
+                      (long long)planes, (long long)last);
+            cr_assert(last == 0 || 4 * last >= even, "%lld: the last of %lld has %lld", (long long)even,
+                      (long long)planes, (long long)last);
+        }
 }
 
 /* ---- the current CUDA context ---- */
