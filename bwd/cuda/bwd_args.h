@@ -77,20 +77,21 @@ typedef struct fattni_bwd_sm90_args {
     int32_t items, head_groups;
     /* Work items of a head group's rows, for each of both kinds; into how many a head is divided; heads in one. */
     int32_t row_items, row_chunks, row_heads, rows_at_once; /* the last: of an item, a multiple of the row block */
-    int32_t rows_beside;  /* of row_items, before and after a main loop: none where there is one head group */
-    int32_t finds_means;  /* whether the kernel finds means of keys itself */
-    int32_t search_items; /* in clusters: work items that do, before all others */
-    /* A task may be divided: most_parts work items for each key block, of at most part_blocks row blocks (and all heads
-       of the group). dK and dV of all but a task's last part, and how many of them are stored; per task (b, hk, key
-       block). most_parts 1: tasks are whole. */
-    int32_t most_parts, part_blocks;
+    int32_t rows_beside; /* of row_items, before and after a main loop: none where there is one head group */
+    int32_t group_items, last_items; /* of a head group's main loop; of the last one's */
+    int32_t finds_means;             /* whether the kernel finds means of keys itself */
+    int32_t search_items;            /* in clusters: work items that do, before all others */
+    /* Tasks from number `whole` on, which is 0 or of the last head group, are divided: most_parts work items for each
+       key block, of at most part_blocks row blocks (and all heads of the group). dK and dV of all but a task's last
+       part, and how many of them are stored; per divided task. most_parts 1: there are none. */
+    int32_t whole, most_parts, part_blocks;
     float *part_sums;
     int32_t *parts_stored;
 } fattni_bwd_sm90_args;
 
 /* Divides a backward call whose schedule, finds_means, padded_rows and row_block are set into work items, one for
-   each `cluster` of `ctas` CTAs. Where one head group is all there is, nothing runs beside its rows, and all CTAs
-   share them. The counters follow next_tile and one for SEARCH in memory. */
+   each `cluster` of `ctas` CTAs; schedule.tiles are those of the main loop. Where one head group is all there is,
+   nothing runs beside its rows, and all CTAs share them. The counters follow next_tile and one for SEARCH in memory. */
 enum { FATTNI_COUNTERS = 4 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
@@ -110,8 +111,10 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
     s->rows_beside = s->head_groups > 1 ? s->row_items : 0;
     s->search_items =
         s->finds_means && cluster > 1 ? (s->schedule.planes + FATTNI_SEARCH_WARPS - 1) / FATTNI_SEARCH_WARPS : 0;
+    s->group_items = head_group * s->schedule.blocks * (s->whole == 0 ? s->most_parts : 1);
+    s->last_items = s->schedule.tiles - (s->head_groups - 1) * s->group_items;
     s->items = s->search_items + (1 + (s->head_groups < FATTNI_LAG ? s->head_groups : FATTNI_LAG)) * s->row_items +
-               s->head_groups * (2 * s->rows_beside + head_group * s->schedule.blocks);
+               s->head_groups * 2 * s->rows_beside + s->schedule.tiles;
 }
 
 #endif

@@ -127,16 +127,25 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
 
 /* Heads that are processed together: about two and a half waves of CTAs at most, the longest work items first, so that
    their dQ accumulators fit L2. For clusters in short sequences half a wave, since each of their row work items has its
-   own CTA. Deterministic: concurrent key blocks of one head wait for each other, so a larger group has fewer of them.
-   Plain full calls, whose work items are equal, take a head after the other. */
+   own CTA. Deterministic: concurrent key blocks of one head wait for each other: a larger group has fewer of them. */
 static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int64_t blocks,
                              int64_t planes) {
-    const bool full = k->variant == FATTNI_VARIANT_FULL, ordered = p->flags & FATTN_DETERMINISTIC;
     const int64_t half_waves = k->cluster > 1 && blocks <= FATTNI_SHORT_BLOCKS ? 1 : 5;
     int64_t n = 1;
     while (2 * (2 * n * blocks * k->cluster) <= half_waves * ctx->gpu.sms) n *= 2;
-    if (ordered && blocks > FATTNI_SHORT_BLOCKS) n = fattni_max(n, full ? 16 : 32);
-    return full && !ordered ? n : fattni_sm90_even_group(n, planes);
+    if ((p->flags & FATTN_DETERMINISTIC) && blocks > FATTNI_SHORT_BLOCKS)
+        n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
+    return fattni_sm90_even_group(n, planes);
+}
+
+/* Divides all tasks, or of the last head group those of `parts`. */
+static void divide(fattni_bwd_sm90_args *x, const fattni_bwd_parts *parts) {
+    fattni_sm90_schedule *const s = &x->schedule;
+    const int64_t of_others = (s->planes - 1) / s->head_group * s->head_group * s->blocks;
+    const int64_t whole = parts->whole ? fattni_max(parts->whole, of_others) : 0;
+    x->whole = parts->most > 1 ? (int32_t)whole : s->tiles;
+    x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
+    s->tiles = x->items = x->whole + (s->tiles - x->whole) * x->most_parts;
 }
 
 fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
@@ -149,10 +158,9 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, &mapped, k, x);
     fattni_cuda_leave(ctx, entered);
-    x->schedule = fattni_sm90_schedule_of(blocks * parts->most, planes, head_group_of(ctx, p, k, blocks, planes));
+    x->schedule = fattni_sm90_schedule_of(blocks, planes, head_group_of(ctx, p, k, blocks, planes));
     x->schedule.next_tile = counters;
-    x->items = x->schedule.tiles;
-    x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
+    divide(x, parts);
     x->finds_means = rows && finds_means(k, bwd);
     if (fattni_bwd_by_heads(k))
         x->items = x->schedule.planes;

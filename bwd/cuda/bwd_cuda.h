@@ -31,10 +31,11 @@ bool fattni_bwd_by_heads(const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel *k);
 int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel *k);
 
-/* Parts of key blocks (bwd_parts.c): the most of a task, and the most row blocks of one; bytes of dK and dV of parts,
-   and of the counters of those that are stored, which are zero at the start. most 1: tasks are whole, both are 0. */
+/* Parts of key blocks (bwd_parts.c): tasks that are whole, before those in parts; the most parts of a task, and the
+   most row blocks of one; bytes of dK and dV of parts, and of the counters of those that are stored, which are zero at
+   the start. most 1: all tasks are whole, the others are 0. */
 typedef struct fattni_bwd_parts {
-    int64_t most, blocks;
+    int64_t whole, most, blocks;
     size_t sums, stored;
 } fattni_bwd_parts;
 fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k);

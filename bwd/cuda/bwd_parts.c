@@ -1,12 +1,18 @@
 /* Into how many work items a Hopper backward kernel divides the row blocks of a key block. A call of few heads has
-   fewer key blocks than there are SMs, or is as slow as the longest of them below a diagonal. Parts of a key block run
-   on several SMs, and cost the exchange of their dK and dV (bwd_sm90_items.cuh, join_parts). */
+   fewer key blocks than there are SMs, or is as slow as the longest of them below a diagonal; and of a full mask,
+   whose key blocks take the same time, the last ones leave SMs without work. Parts of a key block run on several SMs,
+   and cost the exchange of their dK and dV (bwd_sm90_items.cuh, join_parts). */
 #include "bwd/cuda/bwd_cuda.h"
+
+#include <string.h>
 
 /* In quarters of a step (a row block of a head), measured at head_dim 128: what a work item takes beside its steps,
    what a part takes to store dK and dV, and what the last one takes to add those of each other part. */
 enum { STEP = 4, ITEM = 12, STORE = 4, ADD = 6 };
 enum { MOST_SMS = 256, MOST_TASKS = 2 * MOST_SMS }; /* of larger GPUs no call is divided */
+/* Parts of a task where SMs have several; results of parts that there is memory for, of which each has 128 KiB at
+   head_dim 128. */
+enum { MOST_PARTS = 8, MOST_STORED = 2 * MOST_SMS };
 
 /* A call's tasks: of each of `planes` heads `count` key blocks with so many row blocks, each of `group` steps. */
 typedef struct tasks {
@@ -62,28 +68,61 @@ static int32_t end_of(const tasks *x, int32_t most, int32_t sms) {
     return end;
 }
 
-/* Of a part, at most. Each SM has one work item, but that of so many parts adding them would take longer than their
-   steps; or, of key blocks of different lengths, the longest ones are divided, and SMs with short ones have two. */
-static int32_t part_blocks(const tasks *x, int32_t sms) {
+/* Row blocks of a part, at most: each SM has one work item, but that of so many parts adding them would take longer
+   than their steps. */
+static int32_t one_for_each(const tasks *x, int32_t sms) {
     int32_t parts = 1;
     while (ADD * (parts + 1) * parts < STEP * x->longest * x->group)
         ++parts; /* ADD parts + STEP steps / parts: least */
-    const int32_t one = part_for(x, (x->longest + parts - 1) / parts, sms);
-    if (2 * x->count * x->planes <= sms) return one;
-    const int32_t two = part_for(x, one / 2 + 1, sms + sms / 4), whole = end_of(x, x->longest, sms),
-                  end_one = end_of(x, one, sms), end_two = end_of(x, two, sms);
-    const int32_t least = end_one < end_two ? end_one : end_two;
-    return 32 * least > 31 * whole ? x->longest : end_one < end_two ? one : two;
+    return part_for(x, (x->longest + parts - 1) / parts, sms);
+}
+/* Row blocks of a part, at most, with which a call ends soonest: one work item for each SM; or, of key blocks of
+   different lengths, the longest ones are divided and SMs with short ones have two; or all are in so many parts that
+   SMs have several, which pays where the heads of a group make tasks long. */
+static int32_t soonest(const tasks *x, int32_t sms) {
+    const int32_t one = one_for_each(x, sms), two = part_for(x, one / 2 + 1, sms + sms / 4),
+                  whole = end_of(x, x->longest, sms), end_one = end_of(x, one, sms), end_two = end_of(x, two, sms);
+    int32_t best = end_one < end_two ? one : two, least = end_one < end_two ? end_one : end_two;
+    for (int32_t parts = 2; parts <= MOST_PARTS; ++parts) {
+        const int32_t most = (x->longest + parts - 1) / parts;
+        if ((parts_of(x->longest, most) - 1) * x->count * x->planes > MOST_STORED) break;
+        const int32_t end = end_of(x, most, sms);
+        if (end < least) best = most, least = end;
+    }
+    return 32 * least > 31 * whole ? x->longest : best;
 }
 
-fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
-    const int64_t planes = fattni_bwd_sm90_planes(p, k), all = fattni_bwd_sm90_blocks(p, k) * planes;
-    const int64_t sms = ctx->gpu.all_sms;
+/* Of one call after the other most are the same, and `soonest` takes ten times as long as a launch. */
+static int32_t part_blocks(const tasks *x, int32_t sms) {
+    static _Thread_local struct {
+        tasks of;
+        int32_t sms, blocks;
+    } last;
+    if (x->group == 1 && 2 * x->count * x->planes <= sms) return one_for_each(x, sms);
+    const bool same = last.sms == sms && last.of.count == x->count && last.of.planes == x->planes &&
+                      last.of.group == x->group &&
+                      !memcmp(last.of.blocks, x->blocks, (size_t)x->count * sizeof *x->blocks);
+    if (!same) last.of = *x, last.sms = sms, last.blocks = soonest(x, sms);
+    return last.blocks;
+}
+
+/* Tasks of the last wave, where all take the same time: of `count` tasks those that not all SMs have. */
+static fattni_bwd_parts last_wave(int64_t count, int64_t blocks, int64_t group, int64_t sms) {
+    const int64_t rest = count % sms, waves = count / sms, task = STEP * blocks * group + ITEM;
+    int64_t most = 1, end = task;
+    for (int64_t parts = 2; parts <= MOST_PARTS && parts * rest <= 2 * sms; ++parts) {
+        const int64_t part = STEP * fattni_ceil_div(blocks, parts) * group + ITEM + STORE;
+        const int64_t with = fattni_ceil_div(parts * rest, sms) * part + ADD * (parts - 1);
+        if (with < end) end = with, most = parts;
+    }
     fattni_bwd_parts x = {.most = 1};
-    /* Deterministic calls: the bits of a head do not depend on how many there are. */
-    if (k->arch != 90 || k->cluster > 1 || fattni_bwd_by_heads(k) || p->packed || all == 0 || 2 * all > 3 * sms ||
-        sms > MOST_SMS || p->Sq * p->group > 1 << 24 || (p->flags & FATTN_DETERMINISTIC))
-        return x;
+    if (rest == 0 || 64 * (task - end) < (waves + 1) * task) return x; /* less than a 64th of all */
+    x.blocks = fattni_ceil_div(blocks, most), x.most = fattni_ceil_div(blocks, x.blocks), x.whole = count - rest;
+    return x;
+}
+
+static void find_few(const fattni_problem *p, const fattni_cuda_kernel *k, int64_t planes, int64_t sms,
+                     fattni_bwd_parts *x) {
     fattni_problem longest = *p; /* lengths are on the device */
     longest.seqlens_q.present = longest.seqlens_k.present = false;
     const fattni_band band = fattni_sequence_of(&longest, 0).band;
@@ -95,9 +134,27 @@ fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
         t.longest = (int32_t)fattni_max(t.longest, blocks);
     }
     const int32_t blocks = part_blocks(&t, (int32_t)sms);
-    if (blocks >= t.longest) return x;
-    x.most = parts_of(t.longest, blocks), x.blocks = blocks;
-    x.stored = (size_t)fattni_round_up(all * 4, FATTNI_ALIGN);
-    x.sums = (size_t)(all * (x.most - 1)) * (size_t)(k->BN * (k->D + k->Dv)) * 4;
+    if (blocks < t.longest) x->most = parts_of(t.longest, blocks), x->blocks = blocks;
+}
+
+fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const int64_t planes = fattni_bwd_sm90_planes(p, k), all = fattni_bwd_sm90_blocks(p, k) * planes;
+    const int64_t sms = ctx->gpu.all_sms;
+    /* All tasks take the same time, and those of a head follow each other. */
+    const bool equal = !(p->flags & (FATTN_CAUSAL | FATTN_WINDOW)) && !p->seqlens_q.present && !p->seqlens_k.present &&
+                       k->variant != FATTNI_VARIANT_BIASED;
+    fattni_bwd_parts x = {.most = 1};
+    /* Deterministic calls: the bits of a head do not depend on how many there are. */
+    if (k->arch != 90 || k->cluster > 1 || fattni_bwd_by_heads(k) || p->packed || all == 0 || sms > MOST_SMS ||
+        p->Sq * p->group > 1 << 24 || (p->flags & FATTN_DETERMINISTIC))
+        return x;
+    if (equal && all > sms)
+        x = last_wave(all, fattni_ceil_div(p->Sq, k->BM), p->group, sms);
+    else if (2 * all <= 3 * sms)
+        find_few(p, k, planes, sms, &x);
+    if (x.most == 1) return x;
+    const int64_t divided = all - x.whole;
+    x.stored = (size_t)fattni_round_up(divided * 4, FATTNI_ALIGN);
+    x.sums = (size_t)(divided * (x.most - 1)) * (size_t)(k->BN * (k->D + k->Dv)) * 4;
     return x;
 }

@@ -93,6 +93,7 @@ Test(host_launch, few_heads_are_divided) {
     static const struct {
         int64_t H, Sq, Sk, D, most, blocks;
         uint32_t flags;
+        int64_t whole;
     } calls[] = {
         {16, 1024, 1024, 128, 2, 12, FATTN_CAUSAL},
         {4, 4096, 4096, 128, 2, 47, FATTN_CAUSAL},
@@ -103,6 +104,11 @@ Test(host_launch, few_heads_are_divided) {
         {1, 64, 1 << 14, 64, 1, 0, 0},
         {1, 128, 128, 128, 1, 0, 0},
         {16, 4096, 4096, 128, 1, 0, 0},
+        {9, 4096, 4096, 128, 5, 13, 0, 264}, /* the last of three waves */
+        {5, 4096, 4096, 128, 4, 16, 0, 132},
+        {20, 2048, 2048, 96, 2, 16, 0, 264},
+        {9, 4096, 4096, 128, 1, 0, FATTN_DETERMINISTIC},
+        {9, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
         {64, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
         {1, 8192, 8192, 256, 1, 0, FATTN_CAUSAL}, /* clusters */
         {1, 8192, 8192, 128, 1, 0, FATTN_CAUSAL | FATTN_DETERMINISTIC},
@@ -120,7 +126,9 @@ Test(host_launch, few_heads_are_divided) {
         const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
         cr_assert_eq(parts.most, calls[n / 2].most, "call %zu: %lld parts", n / 2, (long long)parts.most);
         cr_assert_eq(parts.blocks, calls[n / 2].blocks, "call %zu: %lld row blocks", n / 2, (long long)parts.blocks);
-        const size_t others = (size_t)((parts.most - 1) * calls[n / 2].H * fattni_ceil_div(calls[n / 2].Sk, 128));
+        cr_assert_eq(parts.whole, calls[n / 2].whole, "call %zu: %lld are whole", n / 2, (long long)parts.whole);
+        const int64_t divided = calls[n / 2].H * fattni_ceil_div(calls[n / 2].Sk, 128) - parts.whole;
+        const size_t others = (size_t)((parts.most - 1) * divided);
         cr_assert_eq(parts.sums, others * 128 * (size_t)(choice.main->D + choice.main->Dv) * 4);
         cr_assert(parts.sums < 50 << 20 && (parts.stored > 0) == (parts.most > 1));
     }

@@ -23,6 +23,7 @@ static const attention_case cases[] = {
      .D = 64,
      .flags = FATTN_CAUSAL | FATTN_EXACT_DELTA}, /* more heads than SMs */
     {.name = "short, full", .B = 67, .Hq = 2, .Sq = 130, .Sk = 130, .D = 64},
+    {.name = "last wave", .B = 10, .Hq = 2, .Sq = 1024, .Sk = 1000, .D = 64}, /* more key blocks than SMs */
     {.name = "odd dims", .B = 1, .Hq = 1, .Sq = 67, .Sk = 65, .D = 59, .Dv = 33, .d_lse = true},
     {.name = "features",
      .B = 1,

@@ -220,6 +220,37 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* How Hopper's kernels share out work on 132 SMs: a full mask whose last key blocks are divided, heads in groups that
+   are no power of two, key blocks in several parts for each SM. */
+Test(cuda_attention, shares_of_work, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const attention_case cases[] = {
+        {"last wave", .B = 2, .Hq = 8, .Hkv = 8, .Sq = 1000, .Sk = 1100},
+        {"last wave, groups", .B = 1, .Hq = 16, .Hkv = 8, .Sq = 600, .Sk = 2300},
+        {"last wave, ALiBi, dropout", .B = 2, .Hq = 8, .Hkv = 8, .Sq = 1000, .Sk = 1100, .alibi = true,
+         .dropout_p = 0.1f},
+        {"last wave, softcap, sink", .B = 2, .Hq = 8, .Hkv = 8, .Sq = 1000, .Sk = 1100, .softcap = 20, .sink = true},
+        {"last wave, dL, added", .B = 1, .Hq = 23, .Hkv = 23, .Sq = 800, .Sk = 800, .d_lse = true,
+         .flags = FATTN_ACC_DQ},
+        {"last wave, deterministic", .B = 2, .Hq = 8, .Hkv = 8, .Sq = 1000, .Sk = 1100, .flags = FATTN_DETERMINISTIC},
+        {"9 heads", .B = 1, .Hq = 9, .Hkv = 9, .Sq = 300, .Sk = 4200, .flags = FATTN_CAUSAL},
+        {"25 heads", .B = 1, .Hq = 25, .Hkv = 25, .Sq = 130, .Sk = 4200, .flags = FATTN_CAUSAL},
+        {"25 heads, deterministic", .B = 5, .Hq = 5, .Hkv = 5, .Sq = 700, .Sk = 700,
+         .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
+        {"seven heads of a group", .B = 1, .Hq = 28, .Hkv = 4, .Sq = 1000, .Sk = 1000, .flags = FATTN_CAUSAL},
+        {"eight heads of a group", .B = 1, .Hq = 16, .Hkv = 2, .Sq = 1500, .Sk = 1500, .flags = FATTN_CAUSAL},
+    };
+    static const int64_t head_dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {80, 80}};
+    for (int n = 0; n < (int)(sizeof cases / sizeof *cases); ++n)
+        for (int k = 0; k < 2 && mine(n); ++k) {
+            attention_case c = cases[n];
+            c.D = head_dims[(n + k) % 4][0], c.Dv = head_dims[(n + k) % 4][1];
+            check(cpu, &c, half_type((n + k) % 3));
+        }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Packed sequences that are long on average: Hopper's backward prepares their rows and finishes dQ in one kernel. */
 Test(cuda_attention, long_packed_sequences, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);

@@ -357,8 +357,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
     if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);
     if (x.kind != MAINLOOP) return;
-    const position at = position_of_task(&p, x.number);
-    const task t = task_at(&p, &x, &at);
+    int part;
+    const position at = position_of_task(&p, x.number, &part);
+    const task t = task_at(&p, &x, &at, part);
     if (GENERAL && !p.progress && (t.j0 & ~BN) >= t.s.Sk) return;
     if (!GENERAL && threadIdx.x == 0) ((volatile shared_memory *)SHARED_MEMORY)->steps = t.steps;
     init_cluster_barriers(shared);

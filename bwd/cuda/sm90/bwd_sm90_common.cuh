@@ -63,11 +63,17 @@ typedef struct task {
 
 DEVICE int packs(const fattni_bwd_args *bwd) { return PACKS && bwd->a.cu_seqlens_k.p != 0; }
 
-/* Where MAINLOOP work item `number` is. Below a diagonal the first keys have most rows; with a deterministic dQ they
-   add first. */
-DEVICE position position_of_task(const fattni_bwd_sm90_args *p, int number) {
+/* Where MAINLOOP work item `number` is, and which part of its task. Below a diagonal the first keys have most rows;
+   with a deterministic dQ they add first. */
+DEVICE position position_of_task(const fattni_bwd_sm90_args *p, int number, int *part) {
+    int task = number;
+    *part = 0;
+    if (DIVIDES && number >= p->whole) {
+        task = p->whole + (number - p->whole) / p->most_parts;
+        *part = (number - p->whole) % p->most_parts;
+    }
     const int by_head_group = CAUSAL || p->bwd.dq_semaphore != 0 || (BANDS && p->bwd.a.right < FATTNI_FAR);
-    return position_of(&p->schedule, number, by_head_group);
+    return position_of(&p->schedule, task, by_head_group);
 }
 /* Where plane n of the schedule is: the heads of a sequence follow each other or, where sequences share a bias, which
    then stays in L2, the sequences of a head. */
@@ -80,11 +86,10 @@ DEVICE key_head key_head_of(const fattni_bwd_sm90_args *p, int plane) {
     const key_head x = {by_head ? plane % a->B : plane / a->Hkv, by_head ? plane / a->B : plane % a->Hkv};
     return x;
 }
-DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const position *at) {
+DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const position *at, int part) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
-    const int most_parts = DIVIDES ? p->most_parts : 1, part = DIVIDES ? at->block % most_parts : 0;
-    const int j0 = at->block / most_parts * (CTAS * BN);
+    const int j0 = at->block * (CTAS * BN);
     const key_head key = key_head_of(p, at->plane);
     task t = {key.b, key.hk, j0 + (int)blockIdx.x % CTAS * BN, 0, 0, 0};
     const int group = p->schedule.head_group, plane = packs(bwd) ? t.hk : at->plane, /* of the schedule */
@@ -101,8 +106,8 @@ DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const pos
     if (begin >= end || keys <= 0) return t;
     const int upwards = !bwd->dq_semaphore && blocks <= FATTNI_SHORT_BLOCKS;
     int first = begin / BM, last = (end - 1) / BM;
-    if (DIVIDES && most_parts > 1) {
-        const int rows = last - first + 1, parts = min(most_parts, (rows + p->part_blocks - 1) / p->part_blocks);
+    if (DIVIDES && x->number >= p->whole) {
+        const int rows = last - first + 1, parts = min(p->most_parts, (rows + p->part_blocks - 1) / p->part_blocks);
         t.parts = part < parts ? parts : 0;
         last = first + rows * (part + 1) / parts - 1;
         first += rows * part / parts;

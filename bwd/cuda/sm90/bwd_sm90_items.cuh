@@ -192,9 +192,8 @@ DEVICE void add_part(float *x, const float4 *from, int count) {
 DEVICE int join_parts(const fattni_bwd_sm90_args *p, const task *t, float dk[D / 2], float dv[DV / 2]) {
     enum { SIZE = BN * (D + DV) / 4, OF_DV = BN * D / 4 }; /* float4s */
     const int thread = (int)threadIdx.x - 128, others = p->most_parts - 1;
-    const int64_t blocks = p->schedule.blocks / p->most_parts,
-                  at = (int64_t)(t->b * p->bwd.a.Hkv + t->hk) * blocks + t->j0 / BN;
-    float4 *sums = (float4 *)p->part_sums + at * others * SIZE + thread;
+    const int at = (t->b * p->bwd.a.Hkv + t->hk) * p->schedule.blocks + t->j0 / BN - p->whole;
+    float4 *sums = (float4 *)p->part_sums + (int64_t)at * others * SIZE + thread;
     if (t->part + 1 < t->parts) {
         sums += t->part * SIZE;
         store_part(sums, dk, D / 2);
@@ -268,8 +267,9 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
             x = work_item_of(p, number);
             if (x.kind != MAINLOOP) continue;
             position at = {0, 0};
+            int part = 0;
             if (!packs(&p->bwd)) {
-                at = position_of_task(p, x.number);
+                at = position_of_task(p, x.number, &part);
             } else if (!find_packed(&packed, &at, p, &x)) {
                 x.kind = p->progress ? NOTHING : END;
                 if (!p->progress) continue;
@@ -278,7 +278,7 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
                 add_release(counter_of(p, x.head_group, DQ_ADDITIONS), 2);
                 continue;
             }
-            t = task_at(p, &x, &at);
+            t = task_at(p, &x, &at, part);
             if (t.parts == 0 && p->progress) add_release(counter_of(p, x.head_group, DQ_ADDITIONS), 2);
             if (t.parts == 0 || (!p->progress && t.j0 >= t.s.Sk)) x.kind = NOTHING;
         }

@@ -66,20 +66,17 @@ DEVICE int heads_of_group(const fattni_bwd_sm90_args *p, int head_group) {
     return min(p->schedule.head_group, p->schedule.planes - head_group * p->schedule.head_group);
 }
 DEVICE int dq_additions(const fattni_bwd_sm90_args *p, int head_group) {
-    return 2 * heads_of_group(p, head_group) * p->schedule.blocks;
+    return 2 * (head_group + 1 < p->head_groups ? p->group_items : p->last_items);
 }
 
-/* Work items of one g of the loop. */
-DEVICE int items_of_round(const fattni_bwd_sm90_args *p) {
-    return 2 * p->rows_beside + p->schedule.head_group * p->schedule.blocks;
-}
 /* The first of the work items at the end, which are POSTPROCESS; those of SEARCH are not counted. */
-DEVICE int last_rows(const fattni_bwd_sm90_args *p) { return p->row_items + p->head_groups * items_of_round(p); }
+DEVICE int last_rows(const fattni_bwd_sm90_args *p) {
+    return p->row_items + p->head_groups * 2 * p->rows_beside + p->schedule.tiles;
+}
 
 /* Work item `item` of the call. */
 DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int item) {
-    const int rows = p->row_items, keys = p->schedule.head_group * p->schedule.blocks, round = items_of_round(p),
-              beside = p->rows_beside, number = item - p->search_items;
+    const int rows = p->row_items, beside = p->rows_beside, number = item - p->search_items;
     work_item x = {item < p->items ? MAINLOOP : END, 0, item};
     if (!p->progress || x.kind == END) return x;
     if (number < 0) {
@@ -87,11 +84,13 @@ DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int item) {
     } else if (number < rows) {
         x.kind = PREPROCESS, x.number = number;
     } else if (number < last_rows(p)) {
-        const int head_group = (number - rows) / round, rest = (number - rows) % round;
+        const int round = 2 * beside + p->group_items, last = p->head_groups - 1; /* of one g of the loop */
+        const int head_group = min((number - rows) / round, last), rest = number - rows - head_group * round;
+        const int keys = head_group < last ? p->group_items : p->last_items;
         x.kind = rest < beside ? PREPROCESS : rest < beside + keys ? MAINLOOP : POSTPROCESS;
         x.head_group = x.kind == PREPROCESS ? head_group + 1 : x.kind == POSTPROCESS ? head_group - LAG : head_group;
         x.number = x.kind == PREPROCESS ? rest
-                   : x.kind == MAINLOOP ? head_group * keys + rest - beside
+                   : x.kind == MAINLOOP ? head_group * p->group_items + rest - beside
                                         : rest - beside - keys;
     } else {
         const int rest = number - last_rows(p);
@@ -99,9 +98,7 @@ DEVICE work_item work_item_of(const fattni_bwd_sm90_args *p, int item) {
         x.head_group = max(p->head_groups - LAG, 0) + rest / rows;
         x.number = rest % rows;
     }
-    const int exists =
-        x.head_group >= 0 && x.head_group < p->head_groups && (x.kind != MAINLOOP || x.number < p->schedule.tiles);
-    if (!exists) x.kind = NOTHING;
+    if (x.head_group < 0 || x.head_group >= p->head_groups) x.kind = NOTHING;
     return x;
 }
 

@@ -42,7 +42,8 @@ typedef struct test_case {
     int odd;   /* head_dim less 5: no accesses of 16 bytes */
     float softcap;
     int sink;
-    int parts; /* tasks are divided into up to so many, of as many row blocks each */
+    int parts;   /* tasks are divided into up to so many, of as many row blocks each; */
+    int divided; /* only so many at the end, of the last head group, or all */
 } test_case;
 
 /* Of kernels that always have one. With means scores are as large as these. */
@@ -173,13 +174,16 @@ static void set_up(problem *p, const test_case *c) {
         packed ? FATTNI_PACKED_BLOCKS(rows_k, K_BN, c->B) : (c->Sk + CTAS * K_BN - 1) / (CTAS * K_BN);
     p->args.schedule.planes = packed ? c->Hkv : c->Hkv * c->B;
     const int most_parts = c->parts ? c->parts : 1, tasks = p->args.schedule.blocks * p->args.schedule.planes;
-    const size_t sums = (size_t)tasks * (size_t)(most_parts - 1) * K_BN * (K_D + K_DV);
+    const int group = c->rows ? c->rows : 2, planes = p->args.schedule.planes;
+    const int of_others = (planes - 1) / group * group * p->args.schedule.blocks;
+    p->args.whole = !c->parts ? tasks : c->divided ? max(tasks - c->divided, of_others) : 0;
+    const int divided = tasks - p->args.whole;
+    const size_t sums = (size_t)divided * (size_t)(most_parts - 1) * K_BN * (K_D + K_DV);
     p->args.most_parts = most_parts, p->args.part_blocks = (c->Sq + K_BM * most_parts - 1) / (K_BM * most_parts);
-    p->part_sums.assign(sums, NAN), p->parts_stored.assign((size_t)tasks, 0);
+    p->part_sums.assign(sums, NAN), p->parts_stored.assign((size_t)divided, 0);
     p->args.part_sums = p->part_sums.data(), p->args.parts_stored = p->parts_stored.data();
-    p->args.schedule.blocks *= most_parts;
-    p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
-    p->args.schedule.head_group = c->rows ? c->rows : 2;
+    p->args.schedule.tiles = p->args.whole + divided * most_parts;
+    p->args.schedule.head_group = group;
     p->args.items = p->args.schedule.tiles;
     p->counters.assign((size_t)(2 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
     p->args.schedule.next_tile = p->counters.data();
@@ -421,8 +425,11 @@ static int check(const test_case *c) {
     const int good = relative(&dq) < most && relative(&dk) < most && relative(&dv) < most &&
                      relative(&d_bias) < most_bias && relative(&sums) < most_sums && !beyond;
     printf("%s%s d %d: dq %.1e dk %.1e dv %.1e dbias %.1e sums %.1e, %d written beyond the end: %s\n", c->name,
-           c->parts ? ", in parts" : "", K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias),
-           relative(&sums), beyond, good ? "ok" : "WRONG");
+           !c->parts    ? ""
+           : c->divided ? ", the last in parts"
+                        : ", in parts",
+           K_D, relative(&dq), relative(&dk), relative(&dv), relative(&d_bias), relative(&sums), beyond,
+           good ? "ok" : "WRONG");
     return !good;
 }
 
@@ -552,6 +559,11 @@ static bool divides(const test_case *c) {
     return HOPPER && CTAS == 1 && !OF_SHORT_ROWS && !OF_DBIAS && !OF_SUMS && !c->packed && !c->dq_semaphore;
 }
 
+/* Tasks of the same time, of which only the last may be divided. */
+static bool is_full(const test_case *c) {
+    return !c->causal && c->left < 0 && c->right < 0 && !c->padded && !STAGED_BIAS;
+}
+
 int main(void) {
     int wrong = 0;
     for (test_case &x : cases) {
@@ -559,6 +571,8 @@ int main(void) {
         if (runs(&x)) wrong += check(&x);
         x.parts = 3;
         if (runs(&x) && divides(&x)) wrong += check(&x);
+        x.divided = 2;
+        if (runs(&x) && divides(&x) && is_full(&x)) wrong += check(&x);
     }
     return wrong != 0;
 }
