@@ -2,6 +2,7 @@
 #ifndef FATTNI_BWD_CUDA_BWD_BLOCKS_H
 #define FATTNI_BWD_CUDA_BWD_BLOCKS_H
 
+#include "core/device/plane_block.cuh"
 #include "core/device/sequence.cuh"
 
 /* Block `number` of a call in which each (sequence, head) has ceil(length / block) of them: its first row or key. */
@@ -55,15 +56,16 @@ typedef struct key_block {
     sequence s;
 } key_block;
 
-/* Key block `number` of a call. Key blocks vary fastest: with a causal mask the first has the most rows and starts
-   first. Gives 0 if the sequence has no such keys. */
+/* Key block `number` of a call. Key blocks vary fastest, or so many planes at once (a->at_once): with a causal mask the
+   first has the most rows and starts first. Gives 0 if the sequence has no such keys. */
 DEVICE int find_key_block(const fattni_attention_args *a, unsigned number, int BM, int BN, key_block *x) {
-    const block_position at = block_at(number, a->Sk, BN, a->Hkv);
-    x->b = at.b, x->hk = at.h, x->j0 = at.first;
-    x->s = sequence_of(a, at.b);
-    if (at.first >= x->s.Sk) return 0;
-    x->keys = min(BN, x->s.Sk - at.first);
-    x->rows = row_blocks_that_see(&x->s, at.first, x->keys, at.h, a->group, BM);
+    const plane_block at = plane_block_of(number, (unsigned)(a->Sk + BN - 1) / (unsigned)BN, (unsigned)(a->B * a->Hkv),
+                                          (unsigned)a->at_once);
+    x->b = at.plane / a->Hkv, x->hk = at.plane - x->b * a->Hkv, x->j0 = at.block * BN;
+    x->s = sequence_of(a, x->b);
+    if (x->j0 >= x->s.Sk) return 0;
+    x->keys = min(BN, x->s.Sk - x->j0);
+    x->rows = row_blocks_that_see(&x->s, x->j0, x->keys, x->hk, a->group, BM);
     return 1;
 }
 

@@ -135,7 +135,7 @@ static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, cons
     while (2 * (2 * n * blocks * k->cluster) <= half_waves * ctx->gpu.sms) n *= 2;
     if ((p->flags & FATTN_DETERMINISTIC) && blocks > FATTNI_SHORT_BLOCKS)
         n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
-    return fattni_sm90_even_group(n, planes);
+    return fattni_cuda_even_group(n, planes);
 }
 
 /* Divides all tasks, or of the last head group those of `parts`. */
@@ -245,6 +245,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const bool rows = does_rows(k, &x);
     fattni_bwd_args main = x; /* reads the copy of dO */
     if (x.d_o_copy.p) main.d_o = x.d_o_copy;
+    if (!is_sm90(k)) main.a.at_once = fattni_bwd_cuda_at_once(ctx, p, k, &x.a);
     fattni_bwd_sm90_args s;
     const fattni_cuda_kernel *const dbias = dbias_kernel_of(ctx, p, k);
     if (is_sm90(k)) /* steps that may fail come before those that write */

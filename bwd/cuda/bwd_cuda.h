@@ -50,6 +50,10 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
 int64_t fattni_bwd_cuda_row_grid(const fattni_problem *p, const fattni_cuda_kernel *k);
 int64_t fattni_bwd_cuda_key_grid(const fattni_problem *p, const fattni_cuda_kernel *k);
 
+/* a.at_once (core/cuda/args.h) of a main kernel with a CTA for each key block. */
+int32_t fattni_bwd_cuda_at_once(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                const fattni_attention_args *a);
+
 /* Sizes of workspace parts that both rows have, aligned, 0 when absent: partial sums of dsink, and the semaphores of
    deterministic accumulation. */
 size_t fattni_bwd_cuda_sink_bytes(const fattni_problem *p, const fattni_cuda_kernel *k);

@@ -41,6 +41,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     x.delta = (float *)(workspace + l.delta);
     x.sink_parts = workspace + l.sink;
     if (l.key_mean.mean > l.dq_semaphore) x.dq_semaphore = (int32_t *)(workspace + l.dq_semaphore);
+    x.a.at_once = fattni_bwd_cuda_at_once(ctx, p, k, &x.a);
     const int64_t row_grid = fattni_bwd_cuda_row_grid(p, k), key_grid = fattni_bwd_cuda_key_grid(p, k);
     fattni_bwd_cuda_huge_args(p, huge, &l.huge, &x);
     fattni_bwd_cuda_key_mean_args(p, huge, &l.key_mean, &x);

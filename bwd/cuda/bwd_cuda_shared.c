@@ -41,6 +41,13 @@ int64_t fattni_bwd_cuda_key_grid(const fattni_problem *p, const fattni_cuda_kern
     return fattni_ceil_div(p->Sk, k->BN) * p->Hkv * p->B;
 }
 
+int32_t fattni_bwd_cuda_at_once(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                const fattni_attention_args *a) {
+    const int64_t row = (p->D + p->Dv) * (int64_t)fattn_dtype_size(p->dtype) + k->D * 4; /* of Q, dO and dQ's sum */
+    return (int32_t)fattni_cuda_planes_at_once(ctx, a, p->Sq * p->group * row, fattni_ceil_div(p->Sk, k->BN),
+                                               p->B * p->Hkv);
+}
+
 static size_t row_blocks(const fattni_problem *p, const fattni_cuda_kernel *k) {
     return (size_t)fattni_bwd_cuda_row_grid(p, k);
 }

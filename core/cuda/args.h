@@ -49,6 +49,7 @@ typedef struct fattni_attention_args {
     uint32_t flags;          /* FATTN_MERGE, FATTN_ACC_* */
     int32_t kind;            /* KIND_F16 or KIND_BF16 */
     int32_t f64;             /* statistics, bias and gradients are F64 */
+    int32_t at_once;         /* planes whose blocks are taken together (core/device/plane_block.cuh); 0: one */
 } fattni_attention_args;
 
 #endif

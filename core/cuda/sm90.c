@@ -5,8 +5,6 @@
 #include "core/cuda/launch.h"
 #include "core/cuda/tensor.h"
 
-#include <stdlib.h>
-
 void fattn_zero_counters(fattni_zero_args x);
 
 /* Dimension 2 is rows, which cannot broadcast. */
@@ -73,16 +71,6 @@ fattn_status fattni_sm90_map_codes(fattn_ctx *ctx, const fattni_array *a, int64_
 }
 
 bool fattni_sm90_counts(int64_t blocks, int64_t planes) { return blocks * planes <= 1 << 28; }
-
-int64_t fattni_sm90_even_group(int64_t n, int64_t planes) {
-    int64_t even = n, most = planes % n;
-    if (n >= planes || most == 0) return n;
-    for (int64_t some = n / 2 + 1; some <= n + fattni_max(n / 4, 1) && some <= planes; ++some) {
-        const int64_t last = planes % some ? planes % some : some;
-        if (last > most || (last == most && llabs(some - n) < llabs(even - n))) even = some, most = last;
-    }
-    return even;
-}
 
 fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int64_t head_group) {
     return (fattni_sm90_schedule){.tiles = (int32_t)(blocks * planes),

@@ -22,10 +22,6 @@ fattn_status fattni_sm90_map(fattn_ctx *ctx, const fattni_array *a, fattn_dtype 
 /* The same of E4M3 codes, whose boxes have `columns` columns, 128, 64 or 32, and the swizzle of that size. */
 fattn_status fattni_sm90_map_codes(fattn_ctx *ctx, const fattni_array *a, int64_t width, int columns, int rows,
                                    CUtensorMap *map, fattni_map_step *step);
-/* Heads that are scheduled together, where these go from long to short tiles: about n of `planes`, half as many to a
-   quarter more, so that the last group is as large as it can be. Few heads in the last group would be as slow as their
-   longest tiles, which start when all others have ended. */
-int64_t fattni_sm90_even_group(int64_t n, int64_t planes);
 /* Tiles, blocks and planes of a call with `blocks` blocks in each of `planes` (b, h); the caller sets next_tile. */
 fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int64_t head_group);
 /* Starts a kernel whose first `count` counters at next_tile are zero when it passes grid_dependency_wait, which it does

@@ -169,7 +169,12 @@ static row_split row_split_of(const fattn_ctx *ctx, const fattni_problem *p, con
 
 static fattni_fwd_split_args split_args_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const row_split s = row_split_of(ctx, p, k);
-    return (fattni_fwd_split_args){.a = fattni_cuda_args_of(p),
+    fattni_attention_args a = fattni_cuda_args_of(p);
+    const int64_t bytes = p->Sk * (p->D + p->Dv) * (int64_t)fattn_dtype_size(p->dtype);
+    if (!s.adder) /* heads of a group share K and V */
+        a.at_once =
+            (int32_t)(p->group * fattni_cuda_planes_at_once(ctx, &a, bytes, blocks_of(p, k) * p->group, p->B * p->Hkv));
+    return (fattni_fwd_split_args){.a = a,
                                    .parts = (int32_t)s.parts,
                                    .least_part = s.least,
                                    .BM = k->BM,
@@ -405,7 +410,7 @@ int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int
                   fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
     int64_t n = 1;
     while (2 * n <= fit) n *= 2;
-    return fattni_sm90_even_group(n, p->Hkv * p->B) * p->group;
+    return fattni_cuda_even_group(n, p->Hkv * p->B) * p->group;
 }
 
 fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,

@@ -26,7 +26,7 @@ typedef struct fattni_fwd_choice {
     fattni_fwd_parts parts;            /* of the latter; most 1 without */
 } fattni_fwd_choice;
 fattni_fwd_choice fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p);
-/* The query heads of about n K/V heads (fattni_sm90_even_group), n a power of two, whose K and V fit five eighths of
+/* The query heads of about n K/V heads (fattni_cuda_even_group), n a power of two, whose K and V fit five eighths of
    L2: what Hopper's kernels work on together. */
 int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int64_t element_bytes);
 /* For a Hopper kernel; encodes the tensor maps: host work only. */

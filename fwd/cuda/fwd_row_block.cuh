@@ -3,6 +3,7 @@
 #ifndef FATTNI_FWD_CUDA_FWD_ROW_BLOCK_H
 #define FATTNI_FWD_CUDA_FWD_ROW_BLOCK_H
 
+#include "core/device/plane_block.cuh"
 #include "core/device/sequence.cuh"
 #include "core/ptx/load_once.h"
 #include "core/ptx/sm_count.h"
@@ -32,14 +33,15 @@ DEVICE void narrow_to_part(row_block *x, int part, int keys, int BN) {
 }
 
 /* Row blocks vary fastest, the last rows, which see most keys under a causal mask, first; then the heads of a group,
-   whose K and V are in L2 by then; then parts. split: NULL where keys are not split. Gives 0 if the sequence has no
-   such rows or the block no such part. */
+   whose K and V are in L2 by then; then parts. Or so many planes at once (a->at_once), where keys are not split. split:
+   NULL where they are not. Gives 0 if the sequence has no such rows or the block no such part. */
 DEVICE int row_block_of(unsigned cta, const fattni_attention_args *a, const fattni_fwd_split_args *split, int BM,
                         int BN, row_block *x) {
-    const unsigned blocks = (unsigned)(a->Sq + BM - 1) / (unsigned)BM, plane = cta / blocks;
-    const int n = (int)(plane / (unsigned)a->Hq), part = split ? n % split->parts : 0;
-    x->h = (int)plane - n * a->Hq, x->b = split ? n / split->parts : n;
-    x->i0 = (int)((plane + 1) * blocks - 1 - cta) * BM;
+    const unsigned blocks = (unsigned)(a->Sq + BM - 1) / (unsigned)BM;
+    const plane_block at = plane_block_of(cta, blocks, (unsigned)(a->B * a->Hq), (unsigned)a->at_once);
+    const int n = at.plane / a->Hq, part = split ? n % split->parts : 0;
+    x->h = at.plane - n * a->Hq, x->b = split ? n / split->parts : n;
+    x->i0 = ((int)blocks - 1 - at.block) * BM;
     x->s = sequence_of(a, x->b);
     if (x->i0 >= x->s.Sq) return 0;
     x->rows = min(BM, x->s.Sq - x->i0);

@@ -7,7 +7,6 @@
 #include "core/cuda/blas/blas.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/library.h"
-#include "core/cuda/sm90.h"
 #include "fwd/cuda/fwd_cuda.h"
 #include "fwd/cuda/fwd_decode.h"
 #include "fwd/cuda/fwd_parts.h"
@@ -140,11 +139,11 @@ Test(host_launch, the_last_group_of_heads_is_large) {
     static const int64_t known[][3] = {{8, 9, 9},    {8, 12, 6}, {8, 13, 7},   {8, 25, 9}, {8, 100, 10},
                                        {16, 20, 20}, {4, 5, 5},  {32, 50, 25}, {1, 7, 1},  {2, 3, 3}};
     for (size_t i = 0; i < sizeof known / sizeof *known; ++i)
-        cr_assert_eq(fattni_sm90_even_group(known[i][0], known[i][1]), known[i][2], "case %zu", i);
+        cr_assert_eq(fattni_cuda_even_group(known[i][0], known[i][1]), known[i][2], "case %zu", i);
     for (int64_t n = 1; n <= 256; n *= 2)
         for (int64_t planes = 1; planes <= 2000; ++planes) {
-            const int64_t even = fattni_sm90_even_group(n, planes), before = planes % n, last = planes % even;
-            if (planes <= n || before == 0) {
+            const int64_t even = fattni_cuda_even_group(n, planes), before = planes % n, last = planes % even;
+            if (planes <= n || before == 0 || planes > 16 * n) {
                 cr_assert_eq(even, n, "%lld of %lld", (long long)n, (long long)planes);
                 continue;
             }
@@ -155,6 +154,21 @@ Test(host_launch, the_last_group_of_heads_is_large) {
             cr_assert(last == 0 || 4 * last >= even, "%lld: the last of %lld has %lld", (long long)even,
                       (long long)planes, (long long)last);
         }
+}
+
+/* Of kernels with a CTA for each block. */
+Test(host_launch, planes_are_taken_together_below_a_diagonal) {
+    fattn_ctx ctx = context_of(80);
+    ctx.gpu.l2_bytes = 40 << 20, ctx.gpu.all_sms = 108;
+    fattni_attention_args a = {.left = FATTNI_FAR, .right = 0};
+    cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 32, 100), 20); /* 16 fit; 20 five times */
+    cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 32, 12), 12);
+    cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 100 << 20, 16, 96), 16); /* none fits, 216 CTAs have 14 */
+    cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 2, 12), 0);
+    a.right = FATTNI_FAR;
+    cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 32, 100), 0);
+    a.right = 0, a.left = 100;
+    cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 32, 100), 0);
 }
 
 /* ---- the current CUDA context ---- */

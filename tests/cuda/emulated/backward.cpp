@@ -105,6 +105,7 @@ static void set_up(problem *p, const test_case *c) {
     fattni_attention_args *const a = &bwd->a;
     a->B = c->B, a->Hq = c->Hq, a->Hkv = c->Hkv, a->group = c->Hq / c->Hkv;
     a->Sq = c->Sq, a->Sk = c->Sk, a->D = D, a->Dv = Dv, a->rows_q = rows_q, a->rows_k = rows_k;
+    a->at_once = 2;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->shift = a->q_pos0 = c->q_pos0;

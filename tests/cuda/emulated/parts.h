@@ -56,6 +56,7 @@ static int run_forward(const fattni_attention_args *a, int least_part) {
     memset(&split_args, 0, sizeof split_args);
     split_args.a = *a, split_args.parts = 1, split_args.least_part = least_part;
     split_args.BM = K_BM, split_args.BN = K_BN;
+    split_args.a.at_once = least_part == 0 ? 2 : 0;
     std::vector<part_type> results;
     if (least_part > 0) {
         const int ragged = a->cu_seqlens_q.p || a->seqlens_q.p || a->seqlens_k.p;

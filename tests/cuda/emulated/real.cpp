@@ -100,6 +100,7 @@ static void set_up(problem *p, const test_case *c) {
     memset(bwd, 0, sizeof *bwd);
     a->B = B, a->Hq = Hq, a->Hkv = Hkv, a->group = Hq / Hkv;
     a->Sq = a->rows_q = Sq, a->Sk = a->rows_k = Sk, a->D = c->D, a->Dv = c->Dv;
+    a->at_once = 2;
     a->left = c->left < 0 ? FATTNI_FAR : c->left;
     a->right = c->causal ? 0 : c->right < 0 ? FATTNI_FAR : c->right;
     a->scale_f64 = a->scale = c->far ? 0.125f : 1 / sqrtf((float)c->D);
