@@ -10,7 +10,7 @@ count: 2 (d + dv) FLOP each forward, 2 (3 d + 2 dv) backward. `plain`, of window
 without them, causal or full like the row; for packed rows on as many sequences of equal lengths.
 
 Groups: dims, ragged (N that no tile divides), gqa, heads (B H from 1 to 4096), models (heads of GPT-2, Qwen2.5, Llama
-3.2, Whisper and others, of which there are no power of two), cross (rows and keys differ in number), window, packed
+3.2, Whisper and others, mostly no power of two), cross (rows and keys differ in number), window, packed
 (16384 tokens, sequences cut at random), strides (slices of [B,S,3,H,D]), f16. A name is what a row prints before its
 first figure, without the padding: --rows matches it.
 

@@ -48,8 +48,8 @@ int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel
 }
 
 /* Whether all counts fit 32 bits. fattni_schedule_backward makes at most 7 row work items for each row block of a head,
-   of packed sequences only where they follow each other, and 2 work items for each tile, 1 with clusters of two. A task
-   has one step for each row block of a head group. */
+   of packed sequences only where they follow each other, and a work item for each tile, or for each of few parts. A
+   task has one step for each row block of a head group. */
 static bool counts_fit(const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t blocks = fattni_ceil_div(p->Sq, k->BM), heads = p->packed ? p->group : p->Hq * p->B;
     const int64_t packed =

@@ -26,9 +26,11 @@ static int32_t items_of(const tasks *x, int32_t most) {
     for (int32_t j = 0; j < x->count; ++j) n += parts_of(x->blocks[j], most);
     return n * x->planes;
 }
-/* The least from `most` on with which there are at most `items`. */
+/* Results of parts that there must be memory for: of each task as many as of the longest. */
+static int32_t stored(const tasks *x, int32_t most) { return (parts_of(x->longest, most) - 1) * x->count * x->planes; }
+/* The least from `most` on with which there are at most `items`, and memory for their results. */
 static int32_t part_for(const tasks *x, int32_t most, int32_t items) {
-    while (most < x->longest && items_of(x, most) > items) most += 1 + most / 16;
+    while (most < x->longest && (items_of(x, most) > items || stored(x, most) > MOST_STORED)) most += 1 + most / 16;
     return most < x->longest ? most : x->longest;
 }
 
@@ -58,11 +60,11 @@ static void claim(heap *x, int32_t time) {
 static int32_t end_of(const tasks *x, int32_t most, int32_t sms) {
     heap h = {.size = sms};
     int32_t end = 0;
-    for (int32_t j = 0; j < x->count; ++j)
-        for (int32_t n = 0, blocks = x->blocks[j], parts = parts_of(blocks, most); n < parts; ++n) {
+    for (int32_t task = 0; task < x->count * x->planes; ++task)
+        for (int32_t n = 0, blocks = x->blocks[task / x->planes], parts = parts_of(blocks, most); n < parts; ++n) {
             const int32_t steps = (blocks * (n + 1) / parts - blocks * n / parts) * x->group,
                           exchange = n + 1 == parts ? ADD * (parts - 1) : STORE;
-            for (int32_t plane = 0; plane < x->planes; ++plane) claim(&h, STEP * steps + ITEM + exchange);
+            claim(&h, STEP * steps + ITEM + exchange);
         }
     for (int32_t n = 0; n < h.count; ++n) end = h.time[n] > end ? h.time[n] : end;
     return end;
@@ -85,14 +87,14 @@ static int32_t soonest(const tasks *x, int32_t sms) {
     int32_t best = end_one < end_two ? one : two, least = end_one < end_two ? end_one : end_two;
     for (int32_t parts = 2; parts <= MOST_PARTS; ++parts) {
         const int32_t most = (x->longest + parts - 1) / parts;
-        if ((parts_of(x->longest, most) - 1) * x->count * x->planes > MOST_STORED) break;
+        if (stored(x, most) > MOST_STORED) break;
         const int32_t end = end_of(x, most, sms);
         if (end < least) best = most, least = end;
     }
     return 32 * least > 31 * whole ? x->longest : best;
 }
 
-/* Of one call after the other most are the same, and `soonest` takes ten times as long as a launch. */
+/* Of one call after the other most are the same, and `soonest` takes several times as long as a launch. */
 static int32_t part_blocks(const tasks *x, int32_t sms) {
     static _Thread_local struct {
         tasks of;
@@ -140,9 +142,10 @@ static void find_few(const fattni_problem *p, const fattni_cuda_kernel *k, int64
 fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t planes = fattni_bwd_sm90_planes(p, k), all = fattni_bwd_sm90_blocks(p, k) * planes;
     const int64_t sms = ctx->gpu.all_sms;
-    /* All tasks take the same time, and those of a head follow each other. */
-    const bool equal = !(p->flags & (FATTN_CAUSAL | FATTN_WINDOW)) && !p->seqlens_q.present && !p->seqlens_k.present &&
-                       k->variant != FATTNI_VARIANT_BIASED;
+    /* All tasks take the same time, and those of a head follow each other (position_of_task). */
+    const fattni_attention_args a = fattni_cuda_args_of(p);
+    const bool equal = a.left == FATTNI_FAR && a.right == FATTNI_FAR && !p->seqlens_q.present &&
+                       !p->seqlens_k.present && k->variant != FATTNI_VARIANT_BIASED;
     fattni_bwd_parts x = {.most = 1};
     /* Deterministic calls: the bits of a head do not depend on how many there are. */
     if (k->arch != 90 || k->cluster > 1 || fattni_bwd_by_heads(k) || p->packed || all == 0 || sms > MOST_SMS ||

@@ -1,8 +1,6 @@
 /* From a validated problem to the kernels' arguments. */
 #include "core/cuda/device.h"
 
-#include <stdlib.h>
-
 fattni_view fattni_cuda_view_of(const fattni_array *a) {
     return (fattni_view){a->p, a->s[0], a->s[1], a->s[2], a->s[3]};
 }
@@ -88,27 +86,4 @@ fattni_attention_args fattni_cuda_args_of(const fattni_problem *p) {
     a.vector_qkv = fattni_cuda_vector(&p->q, p->D) && fattni_cuda_vector(&p->k, p->D) &&
                    fattni_cuda_vector(&p->v, p->Dv) && (a.o_f32 || fattni_cuda_vector(&p->o, p->Dv));
     return a;
-}
-
-int64_t fattni_cuda_even_group(int64_t n, int64_t planes) {
-    enum { MANY = 16, TRIED = 32 }; /* groups, of which the last does not matter; numbers from n to 2 n */
-    int64_t even = n, most = planes % n;
-    if (n >= planes || most == 0 || planes > MANY * n) return n;
-    for (int64_t some = n / 2 + 1; some <= fattni_min(n + fattni_max(n / 4, 1), planes);
-         some += fattni_ceil_div(n, TRIED)) {
-        const int64_t last = planes % some ? planes % some : some;
-        if (last > most || (last == most && llabs(some - n) < llabs(even - n))) even = some, most = last;
-    }
-    return even;
-}
-
-int64_t fattni_cuda_planes_at_once(const fattn_ctx *ctx, const fattni_attention_args *a, int64_t bytes, int64_t blocks,
-                                   int64_t planes) {
-    enum { CTAS = 2, FEW = 2 }; /* of an SM; blocks whose order does not matter */
-    if (a->left < FATTNI_FAR || a->right == FATTNI_FAR || blocks <= FEW) return 0;
-    const int64_t fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
-    int64_t n = 1;
-    while (2 * n <= fit) n *= 2;
-    n = fattni_max(n, fattni_ceil_div(CTAS * ctx->gpu.all_sms, blocks));
-    return fattni_min(fattni_cuda_even_group(n, planes), planes);
 }

@@ -25,8 +25,8 @@ const char *fattni_cuda_why_unsupported(const fattn_ctx *ctx, const fattni_probl
 /* NULL, or why a grid of this many blocks cannot be launched. */
 const char *fattni_cuda_why_grid_unsupported(int64_t blocks);
 /* Heads that are scheduled together, where these go from long to short tiles: about n of `planes`, half as many to a
-   quarter more, so that the last of few groups is about as large as it can be. Few heads in the last group would be as
-   slow as their longest tiles, which start when all others have ended. */
+   quarter more, or one more, so that the last of up to 16 groups is about as large as it can be. Few heads in the last
+   group would be as slow as their longest tiles, which start when all others have ended. */
 int64_t fattni_cuda_even_group(int64_t n, int64_t planes);
 /* a->at_once of kernels with a CTA for each block of rows or keys, `blocks` of a plane: below a diagonal as many planes
    as L2 has room for, of `bytes` each, and at least as many as run together anyway; else 0. */

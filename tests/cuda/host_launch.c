@@ -107,6 +107,8 @@ Test(host_launch, few_heads_are_divided) {
         {5, 4096, 4096, 128, 4, 16, 0, 132},
         {20, 2048, 2048, 96, 2, 16, 0, 264},
         {9, 4096, 4096, 128, 1, 0, FATTN_DETERMINISTIC},
+        {11, 2560, 2560, 128, 1, 0, FATTN_CAUSAL_TOP_LEFT},
+        {64, 2048, 9856, 128, 1, 0, FATTN_CAUSAL_TOP_LEFT},
         {9, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
         {64, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
         {1, 8192, 8192, 256, 1, 0, FATTN_CAUSAL}, /* clusters */
@@ -159,7 +161,7 @@ Test(host_launch, the_last_group_of_heads_is_large) {
 /* Of kernels with a CTA for each block. */
 Test(host_launch, planes_are_taken_together_below_a_diagonal) {
     fattn_ctx ctx = context_of(80);
-    ctx.gpu.l2_bytes = 40 << 20, ctx.gpu.all_sms = 108;
+    ctx.gpu.l2_bytes = 40 << 20, ctx.gpu.sms = 108;
     fattni_attention_args a = {.left = FATTNI_FAR, .right = 0};
     cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 32, 100), 20); /* 16 fit; 20 five times */
     cr_assert_eq(fattni_cuda_planes_at_once(&ctx, &a, 1 << 20, 32, 12), 12);

@@ -233,6 +233,8 @@ Test(cuda_attention, shares_of_work, .timeout = 400) {
         {"last wave, dL, added", .B = 1, .Hq = 23, .Hkv = 23, .Sq = 800, .Sk = 800, .d_lse = true,
          .flags = FATTN_ACC_DQ},
         {"last wave, deterministic", .B = 2, .Hq = 8, .Hkv = 8, .Sq = 1000, .Sk = 1100, .flags = FATTN_DETERMINISTIC},
+        {"causal from the top left", .B = 1, .Hq = 23, .Hkv = 23, .Sq = 1000, .Sk = 800,
+         .flags = FATTN_CAUSAL_TOP_LEFT},
         {"9 heads", .B = 1, .Hq = 9, .Hkv = 9, .Sq = 300, .Sk = 4200, .flags = FATTN_CAUSAL},
         {"25 heads", .B = 1, .Hq = 25, .Hkv = 25, .Sq = 130, .Sk = 4200, .flags = FATTN_CAUSAL},
         {"25 heads, deterministic", .B = 5, .Hq = 5, .Hkv = 5, .Sq = 700, .Sk = 700,
