@@ -123,8 +123,8 @@ static fattni_bwd_parts last_wave(int64_t count, int64_t blocks, int64_t group, 
     return x;
 }
 
-static void find_few(const fattni_problem *p, const fattni_cuda_kernel *k, int64_t planes, int64_t sms,
-                     fattni_bwd_parts *x) {
+/* Few tasks, of any mask. */
+static fattni_bwd_parts few_tasks(const fattni_problem *p, const fattni_cuda_kernel *k, int64_t planes, int64_t sms) {
     fattni_problem longest = *p; /* lengths are on the device */
     longest.seqlens_q.present = longest.seqlens_k.present = false;
     const fattni_band band = fattni_sequence_of(&longest, 0).band;
@@ -136,25 +136,29 @@ static void find_few(const fattni_problem *p, const fattni_cuda_kernel *k, int64
         t.longest = (int32_t)fattni_max(t.longest, blocks);
     }
     const int32_t blocks = part_blocks(&t, (int32_t)sms);
-    if (blocks < t.longest) x->most = parts_of(t.longest, blocks), x->blocks = blocks;
+    if (blocks >= t.longest) return (fattni_bwd_parts){.most = 1};
+    return (fattni_bwd_parts){.most = parts_of(t.longest, blocks), .blocks = blocks};
+}
+
+/* All tasks take the same time, and those of a head follow each other (position_of_task). */
+static bool equal_tasks(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    const fattni_attention_args a = fattni_cuda_args_of(p);
+    return a.left == FATTNI_FAR && a.right == FATTNI_FAR && !p->seqlens_q.present && !p->seqlens_k.present &&
+           k->variant != FATTNI_VARIANT_BIASED;
 }
 
 fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t planes = fattni_bwd_sm90_planes(p, k), all = fattni_bwd_sm90_blocks(p, k) * planes;
     const int64_t sms = ctx->gpu.all_sms;
-    /* All tasks take the same time, and those of a head follow each other (position_of_task). */
-    const fattni_attention_args a = fattni_cuda_args_of(p);
-    const bool equal = a.left == FATTNI_FAR && a.right == FATTNI_FAR && !p->seqlens_q.present &&
-                       !p->seqlens_k.present && k->variant != FATTNI_VARIANT_BIASED;
     fattni_bwd_parts x = {.most = 1};
     /* Deterministic calls: the bits of a head do not depend on how many there are. */
     if (k->arch != 90 || k->cluster > 1 || fattni_bwd_by_heads(k) || p->packed || all == 0 || sms > MOST_SMS ||
         p->Sq * p->group > 1 << 24 || (p->flags & FATTN_DETERMINISTIC))
         return x;
-    if (equal && all > sms)
+    if (all > sms && equal_tasks(p, k))
         x = last_wave(all, fattni_ceil_div(p->Sq, k->BM), p->group, sms);
     else if (2 * all <= 3 * sms)
-        find_few(p, k, planes, sms, &x);
+        x = few_tasks(p, k, planes, sms);
     if (x.most == 1) return x;
     const int64_t divided = all - x.whole;
     x.stored = (size_t)fattni_round_up(divided * 4, FATTNI_ALIGN);

@@ -28,6 +28,8 @@ const char *fattni_cuda_why_grid_unsupported(int64_t blocks);
    quarter more, or one more, so that the last of up to 16 groups is about as large as it can be. Few heads in the last
    group would be as slow as their longest tiles, which start when all others have ended. */
 int64_t fattni_cuda_even_group(int64_t n, int64_t planes);
+/* How many planes of so many bytes five eighths of L2 have room for: a power of two. */
+int64_t fattni_cuda_planes_in_l2(const fattn_ctx *ctx, int64_t bytes);
 /* a->at_once of kernels with a CTA for each block of rows or keys, `blocks` of a plane: below a diagonal as many planes
    as L2 has room for, of `bytes` each, and at least as many as run together anyway; else 0. */
 int64_t fattni_cuda_planes_at_once(const fattn_ctx *ctx, const fattni_attention_args *a, int64_t bytes, int64_t blocks,

@@ -406,10 +406,7 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
 }
 
 int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int64_t element_bytes) {
-    const int64_t bytes = p->Sk * element_bytes * (p->D + p->Dv),
-                  fit = (int64_t)ctx->gpu.l2_bytes * 5 / 8 / fattni_max(bytes, 1);
-    int64_t n = 1;
-    while (2 * n <= fit) n *= 2;
+    const int64_t n = fattni_cuda_planes_in_l2(ctx, p->Sk * element_bytes * (p->D + p->Dv));
     return fattni_cuda_even_group(n, p->Hkv * p->B) * p->group;
 }
 

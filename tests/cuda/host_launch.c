@@ -108,7 +108,6 @@ Test(host_launch, few_heads_are_divided) {
         {20, 2048, 2048, 96, 2, 16, 0, 264},
         {9, 4096, 4096, 128, 1, 0, FATTN_DETERMINISTIC},
         {11, 2560, 2560, 128, 1, 0, FATTN_CAUSAL_TOP_LEFT},
-        {64, 2048, 9856, 128, 1, 0, FATTN_CAUSAL_TOP_LEFT},
         {9, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
         {64, 4096, 4096, 128, 1, 0, FATTN_CAUSAL},
         {1, 8192, 8192, 256, 1, 0, FATTN_CAUSAL}, /* clusters */
@@ -133,6 +132,32 @@ Test(host_launch, few_heads_are_divided) {
         cr_assert_eq(parts.sums, others * 128 * (size_t)(choice.main->D + choice.main->Dv) * 4);
         cr_assert(parts.sums < 50 << 20 && (parts.stored > 0) == (parts.most > 1));
     }
+}
+
+/* Of few key heads and long groups, whose tasks are divided most, at most 512 results of parts are stored. */
+Test(host_launch, results_of_parts_are_bounded) {
+    static const uint32_t masks[] = {FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, 0};
+    int divided = 0;
+    for (int n = 0; n < 2000; ++n) {
+        const int64_t keys = 1 + n % 4, group = 1 + n / 4 % 8, Sq = 128 * (1 + n % 23), Sk = 128 * (1 + n * 7 % 97);
+        fattn_ctx ctx = context_of(90);
+        shapes x;
+        fattni_problem p;
+        fattni_bwd_choice choice;
+        describe(&x, FATTN_BF16, keys * group, Sq, Sk, 128);
+        const int64_t of_keys[4] = {1, keys, Sk, 128};
+        for (int t = 0; t < TENSORS; ++t)
+            if (t == K || t == V || t == DK || t == DV)
+                x.t[t] = fattn_tensor_view(x.t[t].data, FATTN_BF16, FATTN_CUDA, 0, 4, of_keys);
+        x.p.flags = masks[n % 3];
+        cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_BWD, true, &p), FATTN_OK);
+        cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
+        const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
+        divided += parts.most > 1;
+        cr_assert(parts.sums <= 512u * 128 * 256 * 4, "%lld/%lld heads, %lld x %lld: %zu bytes",
+                  (long long)(keys * group), (long long)keys, (long long)Sq, (long long)Sk, parts.sums);
+    }
+    cr_assert(divided > 500, "%d calls are divided", divided);
 }
 
 /* ---- heads in groups ---- */
