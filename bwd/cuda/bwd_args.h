@@ -42,6 +42,8 @@ typedef struct fattni_bwd_args {
 /* RING: head groups that have dQ accumulators at a time. LAG: postprocess of a head group comes so many head groups
    later. ROWS_AT_ONCE: most rows of a PREPROCESS or POSTPROCESS work item, a multiple of every row block. */
 enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
+/* Rows of O and dO that 128 threads of such a work item load at a time (sm90/bwd_sm90_rows.cuh). */
+#define FATTNI_ROWS_OF_UNIT(D) ((D) == 64 ? 64 : (D) == 128 ? 32 : 16)
 #define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 /* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
 enum { FATTNI_SHORT_BLOCKS = 8 };
@@ -65,12 +67,13 @@ enum { FATTNI_SHORT_KEYS = 512 };
 
 /* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */
 typedef struct fattni_bwd_sm90_args {
-    CUtensorMap q, k, v, d_o; /* {d, row, head, batch}, boxes of 64 columns */
-    CUtensorMap bias;         /* BIASED: {column, row, head, batch}, boxes of 64 columns and a row block */
-    CUtensorMap dk, dv;       /* BY_HEADS: boxes of 64 columns and 16 rows */
+    CUtensorMap q, k, v, d_o;     /* {d, row, head, batch}, boxes of 64 columns */
+    CUtensorMap bias;             /* BIASED: {column, row, head, batch}, boxes of 64 columns and a row block */
+    CUtensorMap dk, dv;           /* BY_HEADS: boxes of 64 columns and 16 rows */
+    CUtensorMap o_rows, d_o_rows; /* where there are PREPROCESS work items: boxes of 64 columns and a unit of rows */
     fattni_bwd_args bwd;
     fattni_sm90_schedule schedule;
-    fattni_map_step q_step, k_step, v_step, d_o_step, bias_step, dk_step, dv_step;
+    fattni_map_step q_step, k_step, v_step, o_step, d_o_step, bias_step, dk_step, dv_step;
     /* FATTNI_COUNTERS for each head group, 0 at the start, where the kernel also does the work of bwd_preprocess.cu and
        bwd_postprocess.cu; else NULL: then all work items are MAINLOOP. */
     int32_t *progress;

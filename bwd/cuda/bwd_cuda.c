@@ -98,11 +98,11 @@ static const char *plan(const fattn_ctx *ctx, const fattni_problem *p, fattni_ke
    delta not given, no dsink. Of packed sequences where they are long on average: rows of short ones are most of the
    work, and kernels of their own have more of them in flight. */
 enum { LONG_ROWS = 1024 };
-static bool does_rows(const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
+static bool does_rows(const fattni_problem *p, const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
     const bool packed = x->a.cu_seqlens_q.p,
                can = !packed || (fattni_bwd_sm90_packs(k) && x->a.rows_q / LONG_ROWS >= x->a.B);
     return is_sm90(k) && x->vector_gradients && !x->a.o_f32 && !x->d_o_f32 && !x->dq_f32 && !x->given_delta.p &&
-           !x->d_sink.p && can && !(x->a.flags & FATTN_ACC_DQ);
+           !x->d_sink.p && can && !(x->a.flags & FATTN_ACC_DQ) && fattni_sm90_maps(&p->o, p->Dv);
 }
 
 /* Whether the main kernel finds the means of keys, in those that do rows, too. Kernels with features have no registers
@@ -111,7 +111,7 @@ static bool finds_means(const fattni_cuda_kernel *k, const fattni_bwd_args *x) {
     return x->key_mean && is_plain(k) && !x->a.cu_seqlens_k.p;
 }
 
-static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, bool rows,
                               fattni_bwd_sm90_args *x) {
     FATTNI_TRY(fattni_sm90_map(ctx, &p->q, p->dtype, p->D, k->BM, &x->q, &x->q_step));
     FATTNI_TRY(fattni_sm90_map(ctx, &p->k, p->dtype, p->D, k->BN, &x->k, &x->k_step));
@@ -122,7 +122,11 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     }
     if (k->variant == FATTNI_VARIANT_BIASED)
         FATTNI_TRY(fattni_sm90_map(ctx, &p->bias, p->dtype, p->max_k, k->BM, &x->bias, &x->bias_step));
-    return fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &x->d_o, &x->d_o_step);
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, k->BM, &x->d_o, &x->d_o_step));
+    if (!rows || fattni_bwd_by_heads(k)) return FATTN_OK;
+    const int unit = FATTNI_ROWS_OF_UNIT(k->D);
+    FATTNI_TRY(fattni_sm90_map(ctx, &p->o, p->dtype, p->Dv, unit, &x->o_rows, &x->o_step));
+    return fattni_sm90_map(ctx, &p->d_o, p->dtype, p->Dv, unit, &x->d_o_rows, &x->d_o_step);
 }
 
 /* Heads that are processed together: about two and a half waves of CTAs at most, the longest work items first, so that
@@ -156,7 +160,7 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     bool entered;
     *x = (fattni_bwd_sm90_args){.bwd = *bwd};
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
-    const fattn_status s = make_maps(ctx, &mapped, k, x);
+    const fattn_status s = make_maps(ctx, &mapped, k, rows, x);
     fattni_cuda_leave(ctx, entered);
     x->schedule = fattni_sm90_schedule_of(blocks, planes, head_group_of(ctx, p, k, blocks, planes));
     x->schedule.next_tile = counters;
@@ -242,7 +246,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     const int64_t row_grid =
                       FATTNI_BY_PADDED_BLOCKS(&x) ? FATTNI_PADDED_BLOCKS(&x) * p->Hq : fattni_bwd_cuda_row_grid(p, k),
                   key_grid = fattni_bwd_cuda_key_grid(p, k);
-    const bool rows = does_rows(k, &x);
+    const bool rows = does_rows(p, k, &x);
     fattni_bwd_args main = x; /* reads the copy of dO */
     if (x.d_o_copy.p) main.d_o = x.d_o_copy;
     if (!is_sm90(k)) main.a.at_once = fattni_bwd_cuda_at_once(ctx, p, k, &x.a);

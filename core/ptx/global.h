@@ -1,4 +1,4 @@
-/* Stores to global memory (PTX ISA, "st"). */
+/* Stores to global memory, and what drops its copy in L2 (PTX ISA, "st", "discard"). */
 #ifndef FATTNI_CORE_PTX_GLOBAL_H
 #define FATTNI_CORE_PTX_GLOBAL_H
 
@@ -10,6 +10,11 @@ static __device__ __forceinline__ void store_global_4_if(void *to, const uint32_
     asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
                  "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(condition)
                  : "memory");
+}
+
+/* 128 bytes, at a multiple of 128, that are undefined from now on: what L2 has of them is not written to memory. */
+static __device__ __forceinline__ void discard_128(void *at) {
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(at) : "memory");
 }
 
 /* The same of 8 bytes. */

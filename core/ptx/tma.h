@@ -7,6 +7,10 @@
 #include <cuda.h>
 #include <stdint.h>
 
+/* Brings a map to the cache of maps; the first copy by it does not wait for that. */
+static __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 /* Loads the box at (column, row, head, batch); elements outside of the tensor become 0. The bytes of the whole box are
    completed on mbarrier `bar`. */
 static __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row,

@@ -24,7 +24,7 @@
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
    Means       Where the keys of a head have a mean m (bwd_key_mean.cu): dQ += dS (K - m), S is of K. So K is there
                twice (TWO_K_TILES); where there is no room for that, dQ += dS K - (sum of dS) m. Of head_dim 64 dS has
-               one stage then: with more than 196 KiB of shared memory L1 has 28, too few for the rows' loads in flight.
+               one stage then (with two a causal mask takes 3 % longer).
    Heads       SHORT and HEADS are CAUSAL, HEADS_FULL is FULL, for few keys: with heads in place of work items
                (bwd_sm90_short.cuh).
    WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
@@ -80,7 +80,10 @@ enum {
     DIVIDES = !BY_HEADS,
     SLICE = 64 * COLUMNS,                /* floats */
     K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
-    LOADER_REGISTERS = WIDE ? 24 : 40,   /* of warpgroup 0 */
+    MOST_ROW_STAGES = 4,                 /* bwd_sm90_rows.cuh */
+    /* The main loop has its thread's number from a shuffle: ptxas would read it again in each iteration. */
+    HOLDS_THREAD = D == 64 && !BY_HEADS,
+    LOADER_REGISTERS = WIDE ? 24 : 40, /* of warpgroup 0 */
     CONSUMER_REGISTERS = WIDE ? 240 : 232
 };
 static_assert(BN == 128 && K_WARPS == 12, "two consumers of 64 keys");
@@ -103,9 +106,9 @@ typedef struct shared_memory {
     float lse2[2][BM], delta[2][BM];
     float key_mean[PANELS * 64]; /* where it is used */
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
-    uint64_t work_full[2], work_empty[2], keys_empty, keys_staged, dq_added, dq_added_seen, mean_full;
+    uint64_t work_full[2], work_empty[2], keys_empty, dq_added, dq_added_seen, mean_full;
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * BY_HEADS], mean_seen[BY_HEADS], rows_wanted[BY_HEADS],
+    uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * MOST_ROW_STAGES], mean_seen[BY_HEADS], rows_wanted[BY_HEADS],
         dq_loaded[2 * (BY_HEADS && !KEEPS_DQ)];
     work_slot work[2];
     int32_t has_mean, reserved[3]; /* has_mean: of the task's keys */
@@ -118,8 +121,17 @@ enum {
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
 enum { CONSUMER_THREADS = THREADS - 128 };
-/* Named barriers; DQ_FULL and DQ_EMPTY one per consumer; the last two of BY_HEADS. */
-enum { DS_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, CLEARED = 6, ROWS_DONE = 7, MEAN_FOUND = 8, MEAN_PARTS = 9 };
+/* Named barriers; DQ_FULL, DQ_EMPTY and ROWS_READ one per consumer; MEAN_PARTS of BY_HEADS. */
+enum {
+    DS_WRITTEN = 1,
+    DQ_FULL = 2,
+    DQ_EMPTY = 4,
+    CLEARED = 6,
+    ROWS_DONE = 7,
+    MEAN_FOUND = 8,
+    MEAN_PARTS = 9,
+    ROWS_READ = 10
+};
 
 #include "bwd/cuda/sm90/bwd_sm90_general.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
@@ -260,7 +272,9 @@ DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t share
 DEVICE void wait_ds_empty(int n, uint32_t shared) {
     mbarrier_wait(MEMBER_ADDRESS(shared, ds_empty), (uint32_t)(n & 1) ^ 1);
 }
-DEVICE void release_ds(uint32_t shared) { arrive_once_per_warp(MEMBER_ADDRESS(shared, ds_empty)); }
+/* Whether it is the first of its warp. */
+DEVICE int leads(uint32_t thread) { return HOLDS_THREAD ? thread % 32 == 0 : is_leader(); }
+DEVICE void release_ds(uint32_t shared, int leads) { mbarrier_arrive_if(MEMBER_ADDRESS(shared, ds_empty), leads); }
 
 /* Zeroes rows [from, rows) of K and V, or Q and dO, that have arrived. Both consumers. */
 DEVICE void clear_tails(uint32_t k_or_q, uint32_t v_or_d_o, int rows, int from) {
@@ -341,8 +355,10 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         centre_tile(MEMBER_ADDRESS(shared, k_of_dq), PANELS, K_PANEL, memory->key_mean);
         named_barrier_sync(CLEARED, CONSUMER_THREADS);
     }
+    uint32_t own = threadIdx.x % 128;
+    if (HOLDS_THREAD) own = __shfl_sync(ALL_LANES, own, threadIdx.x % 32);
     for (int n = 0; n < t->steps; ++n) {
-        uint32_t thread = threadIdx.x % 128;
+        uint32_t thread = own;
         asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
         const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
         const step now = step_at(&rows, t, n);
@@ -429,7 +445,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         wgmma_commit();
         wgmma_wait(1); /* dV */
         PIN_INTEGERS(pr, BM / 4);
-        arrive_once_per_warp(ELEMENT_ADDRESS(shared, do_empty, now.stage));
+        mbarrier_arrive_if(ELEMENT_ADDRESS(shared, do_empty, now.stage), leads(thread));
         wgmma_fence();
         if (WIDE) {
             dq_product(dq, COLUMNS - APART, operand_descriptor(ds_tile, 0), k_depth);
@@ -441,7 +457,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         float sums[4];
         if (!TWO_K_TILES && has_mean) sum_rows(sums, ds_tile + ds_rows, thread);
         wgmma_wait(1); /* dQ */
-        if (DS_STAGES == 1 && !WIDE) release_ds(shared);
+        if (DS_STAGES == 1 && !WIDE) release_ds(shared, leads(thread));
         if (!TWO_K_TILES && has_mean) {
             PIN(dq, COLUMNS / 2);
             subtract_means(dq, sums, memory->key_mean, consumer, thread);
@@ -451,8 +467,8 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         clear_rows_ahead(t, &rows, n + 1, shared);
         wgmma_wait(0); /* dK */
         PIN_INTEGERS(ds, DP_ROWS / 4);
-        if (WIDE) release_ds(shared);
-        arrive_once_per_warp(ELEMENT_ADDRESS(shared, q_empty, now.stage));
+        if (WIDE) release_ds(shared, leads(thread));
+        mbarrier_arrive_if(ELEMENT_ADDRESS(shared, q_empty, now.stage), leads(thread));
     }
     PIN(dk, D / 2);
     PIN(dv, D / 2);

@@ -51,6 +51,7 @@ enum {
     P_STAGES = BIASED ? 1 : 2,                          /* the same */
     SLICE = BM * HALF,                                  /* floats of a row block's accumulator that a CTA adds */
     DQ_COLUMNS = GENERAL && HALF % 64 == 0 ? 64 : HALF, /* at a time: what the dQ warpgroup has registers for */
+    ROW_STAGES = 3,                                     /* of 128 threads of a work item of rows */
     DQ_PAUSE = GENERAL ? 0 : 90,                        /* cycles between two reductions of a warp */
     DQ_PAUSE_WITH_MEANS = GENERAL ? 0 : 64,             /* less, since sums take time */
     DQ_REGISTERS = GENERAL && D == 256 ? 72 : 104,
@@ -72,9 +73,9 @@ typedef struct shared_memory {
     uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2],
         do_empty[2]; /* of one stage of dO the second is unused */
     uint64_t bias_full[BIASED], bias_empty[BIASED];
-    uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted,
-        mean_full;                        /* keys_empty is unused */
-    int32_t steps, has_mean, reserved[2]; /* steps: of the task; the second consumer has no register for them */
+    uint64_t ds_full[2], ds_empty[2], keys_empty, dq_added, dq_added_seen, dq_granted, mean_full,
+        rows_full[THREADS / 128 * ROW_STAGES]; /* keys_empty is unused */
+    int32_t steps, has_mean, reserved[2];      /* steps: of the task; the second consumer has no register for them */
 } shared_memory;
 enum {
     SHARED_BYTES = sizeof(shared_memory),
@@ -82,11 +83,16 @@ enum {
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
-/* Named barriers; 1 to 4 are the consumers'. */
-enum { DQ_READY = 5, ROWS_DONE = 6 };
+/* Named barriers; 1 to 4 are the consumers'; ROWS_READ one per 128 threads. */
+enum { DQ_READY = 5, ROWS_DONE = 6, ROWS_READ = 7 };
 
 #include "bwd/cuda/sm90/bwd_sm90_bias.cuh"
 #include "bwd/cuda/sm90/bwd_sm90_scheduler.cuh"
+/* A work item of rows has all of the CTA's shared memory. */
+enum { ROW_STAGE_BYTES = 16 * 1024, FIRST_ROW_STAGES = ROW_STAGES };
+DEVICE uint32_t row_stage_at(int group, int n) { return (uint32_t)(group * ROW_STAGES + n) * ROW_STAGE_BYTES; }
+DEVICE void await_row_stages(int) {}
+#include "bwd/cuda/sm90/bwd_sm90_rows.cuh"
 #include "core/ptx/clock.h"
 #include "core/ptx/cluster.h"
 
@@ -129,13 +135,15 @@ DEVICE void init_cluster_barriers(uint32_t shared) {
 DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, uint32_t shared) {
     const step s = step_at(at, t, n);
     const int64_t row = padded_row(&p->bwd, t, &s);
-    load_q(p, t, &s, row, shared);
+    load_q(p, t, &s, shared);
+    load_lse2(p, &s, row, shared);
     if (n == 0) {
         mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
         load_halves(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, V_HALF, BN,
                     t->s.k0 + t->j0, t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
     }
-    load_d_o(p, t, &s, row, do_stage(n), do_parity(n), shared);
+    load_d_o(p, t, &s, do_stage(n), do_parity(n), shared);
+    load_delta(p, row, do_stage(n), shared);
     if (BIASED) load_bias(p, t, &s, shared); /* it waits longest */
 }
 /* All that a task reads. One thread. */
@@ -348,14 +356,20 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
     if (SEARCHES && x.kind == SEARCH) {
-        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32), 0, 0);
+        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32), 0);
         return;
     }
-    if (x.kind == PREPROCESS) {
-        preprocess(&p, &x, (int)threadIdx.x, THREADS);
+    if (x.kind == PREPROCESS || x.kind == POSTPROCESS) {
+        for (int n = 0; n < THREADS / 128 * ROW_STAGES && threadIdx.x == 0; ++n)
+            mbarrier_init(ELEMENT_ADDRESS(shared, rows_full, n), 1);
+        mbarrier_init_fence();
+        __syncthreads();
+        if (x.kind == PREPROCESS)
+            preprocess(&p, &x, shared, (int)threadIdx.x, THREADS);
+        else
+            postprocess(&p, &x, shared, (int)threadIdx.x, THREADS);
         return;
     }
-    if (x.kind == POSTPROCESS) postprocess(&p, &x, (int)threadIdx.x, THREADS);
     if (x.kind != MAINLOOP) return;
     int part;
     const position at = position_of_task(&p, x.number, &part);

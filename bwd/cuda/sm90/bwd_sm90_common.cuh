@@ -204,24 +204,31 @@ DEVICE void load_halves(uint32_t to, const CUtensorMap *map, uint32_t bar, int p
         tma_load(to + x * rows * 128, map, bar, first, row, head, batch);
     }
 }
-/* Q and lse2 of a step, whose rows begin at padded row `at`, to its stage. */
-DEVICE void load_q(const fattni_bwd_sm90_args *p, const task *t, const step *s, int64_t at, uint32_t shared) {
+/* Q of a step to its stage, whose mbarrier then waits for lse2, too. */
+DEVICE void load_q(const fattni_bwd_sm90_args *p, const task *t, const step *s, uint32_t shared) {
     const uint32_t full = ELEMENT_ADDRESS(shared, q_full, s->stage);
     mbarrier_wait(ELEMENT_ADDRESS(shared, q_empty, s->stage), s->parity ^ 1);
     mbarrier_expect(full, ROW_BYTES + BM * 4);
     load_halves(ELEMENT_ADDRESS(shared, q, s->stage), &p->q, full, PANELS, HALF, BM, t->s.q0 + s->i0,
                 s->h * p->q_step.head, t->s.batch * p->q_step.batch);
-    bulk_load(ELEMENT_ADDRESS(shared, lse2, s->stage), p->bwd.lse2 + at, BM * 4, full);
 }
-/* dO and delta, to a stage and phase of their own: bwd_sm90_cluster.cuh has one stage. */
-DEVICE void load_d_o(const fattni_bwd_sm90_args *p, const task *t, const step *s, int64_t at, int stage,
-                     uint32_t parity, uint32_t shared) {
+/* dO, which delta follows, to a stage and phase of their own: bwd_sm90_cluster.cuh has one stage. */
+DEVICE void load_d_o(const fattni_bwd_sm90_args *p, const task *t, const step *s, int stage, uint32_t parity,
+                     uint32_t shared) {
     const uint32_t full = ELEMENT_ADDRESS(shared, do_full, stage);
     mbarrier_wait(ELEMENT_ADDRESS(shared, do_empty, stage), parity ^ 1);
     mbarrier_expect(full, D_O_BYTES + BM * 4);
     load_halves(ELEMENT_ADDRESS(shared, d_o, stage), &p->d_o, full, V_PANELS, V_HALF, BM, t->s.q0 + s->i0,
                 s->h * p->d_o_step.head, t->s.batch * p->d_o_step.batch);
-    bulk_load(ELEMENT_ADDRESS(shared, delta, stage), p->bwd.delta + at, BM * 4, full);
+}
+/* lse2 and delta of a step's rows, of which `row` is the first padded row. */
+DEVICE void load_lse2(const fattni_bwd_sm90_args *p, const step *s, int64_t row, uint32_t shared) {
+    bulk_load(ELEMENT_ADDRESS(shared, lse2, s->stage), p->bwd.lse2 + row, BM * 4,
+              ELEMENT_ADDRESS(shared, q_full, s->stage));
+}
+DEVICE void load_delta(const fattni_bwd_sm90_args *p, int64_t row, int stage, uint32_t shared) {
+    bulk_load(ELEMENT_ADDRESS(shared, delta, stage), p->bwd.delta + row, BM * 4,
+              ELEMENT_ADDRESS(shared, do_full, stage));
 }
 
 /* ---- consumers ---- */

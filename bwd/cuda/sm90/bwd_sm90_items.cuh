@@ -6,6 +6,22 @@
 
 typedef fattni_bwd_sm90_args kernel_args;
 enum { ADDER_THREADS = 128 + 32 }; /* a consumer, and the warp that adds its dQ */
+/* Work items of rows: a consumer has half of the buffer of dS, which is free between tasks, and half of that of dQ,
+   when the last task's has been added. */
+enum {
+    ROW_STAGE_BYTES = D == 64 || D == 128 ? 16 * 1024 : 8 * 1024,
+    FIRST_ROW_STAGES = DS_STAGES * DS_BYTES / 2 / ROW_STAGE_BYTES,
+    DQ_ROW_STAGES = BM * D * 4 / 2 / ROW_STAGE_BYTES,
+    ROW_STAGES = FIRST_ROW_STAGES + DQ_ROW_STAGES
+};
+static_assert(FIRST_ROW_STAGES > 0 && DQ_ROW_STAGES > 0 && ROW_STAGES <= MOST_ROW_STAGES, "stages of rows");
+DEVICE uint32_t row_stage_at(int group, int n) {
+    const int of_dq = n >= FIRST_ROW_STAGES;
+    const int number = of_dq ? group * DQ_ROW_STAGES + n - FIRST_ROW_STAGES : group * FIRST_ROW_STAGES + n;
+    return (uint32_t)((of_dq ? offsetof(shared_memory, dq) : offsetof(shared_memory, ds)) + number * ROW_STAGE_BYTES);
+}
+DEVICE void await_row_stages(int group) { named_barrier_sync(DQ_EMPTY + group, ADDER_THREADS); }
+#include "bwd/cuda/sm90/bwd_sm90_rows.cuh"
 
 /* ---- work items, from the producer to the other warps ---- */
 
@@ -16,7 +32,7 @@ DEVICE void init_work_slots(uint32_t shared, int deterministic) {
         /* warps: 8 of consumers, 2 that add dQ, one that posts semaphores */
         mbarrier_init(ELEMENT_ADDRESS(shared, work_empty, n), 10 + deterministic);
     }
-    mbarrier_init(MEMBER_ADDRESS(shared, keys_staged), 1);
+    for (int n = 0; n < 2 * ROW_STAGES; ++n) mbarrier_init(ELEMENT_ADDRESS(shared, rows_full, n), 1);
     mbarrier_init(MEMBER_ADDRESS(shared, mean_full), 1);
     if (DS_STAGES == 1) mbarrier_init(MEMBER_ADDRESS(shared, ds_empty), 8);
     mbarrier_init_fence();
@@ -91,27 +107,36 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t sha
     if (TWO_K_TILES) load_k_tile(p, t, MEMBER_ADDRESS(shared, k_of_dq), MEMBER_ADDRESS(shared, v_full));
 }
 /* Q, dO and what belongs to them, of step n. */
-DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, int with_keys,
-                      uint32_t shared) {
+DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, uint32_t shared) {
     const step s = step_at(at, t, n);
     const int64_t row = padded_row(&p->bwd, t, &s);
-    load_q(p, t, &s, row, shared);
-    if (with_keys) load_keys(p, t, shared);
-    load_d_o(p, t, &s, row, s.stage, s.parity, shared);
+    load_q(p, t, &s, shared);
+    load_lse2(p, &s, row, shared);
+    load_d_o(p, t, &s, s.stage, s.parity, shared);
+    load_delta(p, row, s.stage, shared);
     if (BIASED) load_bias(p, t, &s, shared); /* it waits longest */
 }
-/* All that a task reads; keys of the CTA's first task before its rows are preprocessed. One thread. */
+/* All that a task reads. Only lse2 and delta wait for rows to be preprocessed. One thread. */
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32_t shared) {
-    if (first && t->steps) load_keys(p, t, shared);
+    row_cursor at = first_rows(t, p->bwd.a.group);
+    const step s = step_at(&at, t, 0);
+    const int64_t row = padded_row(&p->bwd, t, &s);
+    if (t->steps) {
+        if (first) load_keys(p, t, shared);
+        load_q(p, t, &s, shared);
+        if (!first) load_keys(p, t, shared);
+        load_d_o(p, t, &s, s.stage, s.parity, shared);
+    }
     const int seen = wait_preprocessed(p, t);
     if (!t->steps) return;
-    row_cursor at = first_rows(t, p->bwd.a.group);
-    load_rows(p, t, &at, 0, !first, shared);
-    if (first && finds_means(p)) group_has_means(p, 0, 0); /* warp 3 has used the buffer of dQ */
+    load_lse2(p, &s, row, shared);
+    load_delta(p, row, s.stage, shared);
+    if (BIASED) load_bias(p, t, &s, shared);
+    if (first && finds_means(p)) group_has_means(p, 0, 0); /* warp 3 has used the next stage */
     load_mean(p, t, seen, 0, PANELS * 64, shared);
     for (int n = 1; n < t->steps; ++n) {
         next_rows(&at, t, &p->bwd.a);
-        load_rows(p, t, &at, n, 0, shared);
+        load_rows(p, t, &at, n, shared);
     }
 }
 
@@ -254,10 +279,15 @@ DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_arg
     return 1;
 }
 
+DEVICE void prefetch_maps(const fattni_bwd_sm90_args *p) {
+    tma_prefetch_map(&p->k), tma_prefetch_map(&p->v), tma_prefetch_map(&p->q), tma_prefetch_map(&p->d_o);
+    if (p->progress) tma_prefetch_map(&p->o_rows), tma_prefetch_map(&p->d_o_rows);
+}
 /* The producer claims a work item when all loads of the last one have been issued; where only rows of postprocess are
    left, when the last one is done, so that all CTAs share them. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
     packed_cursor packed = {-1, 0, 0};
+    prefetch_maps(p);
     for (int n = 0, steps_before = 0, kv_phase = 0, first = 1;; ++n) {
         work_item x = {NOTHING, 0, 0};
         task t = {0};
@@ -307,17 +337,35 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
         if (kind == END) return;
-        if (kind == MAINLOOP) add_dq(p, &t, shared, consumer);
+        if (kind == MAINLOOP)
+            add_dq(p, &t, shared, consumer);
+        else
+            await_row_stages(consumer); /* the consumer waits for this warp */
         __syncwarp();
     }
 }
-static_assert(D > 128 || STAGED_KEYS * D * sizeof(half_type) <= sizeof(((shared_memory *)0)->dq), "staged keys");
-/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. Its head of
-   the first head group has the buffer of dQ, so that the CTA's tasks must wait for the search of that group (load). */
-DEVICE void search_heads(const fattni_bwd_sm90_args *p, uint32_t shared, shared_memory *memory) {
-    half_type *staging = (int)blockIdx.x < p->schedule.head_group ? (half_type *)memory->dq : 0;
-    for (int plane = (int)blockIdx.x; plane < p->schedule.planes; staging = 0) {
-        search(p, plane, staging, MEMBER_ADDRESS(shared, keys_staged));
+static_assert(SHARED_KEYS / PART_KEYS * PANELS * 32 * sizeof(float4) <= ROW_BYTES, "sums of parts");
+/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. Warps 1 and 2
+   help it with its head of the first head group, where it has one. The sums of that one's sample are in the second
+   stage of Q, so that the CTA's first task must wait for the search of that group (load). */
+enum { SEARCH_WARPS = 3 };
+DEVICE int shares_sample(const fattni_bwd_sm90_args *p) {
+    return finds_means(p) && (int)blockIdx.x < p->schedule.head_group;
+}
+DEVICE void search_first(const fattni_bwd_sm90_args *p, shared_memory *memory, int number) {
+    float4 *const sums = (float4 *)memory->q[1];
+    const key_head at = key_head_of(p, (int)blockIdx.x);
+    share_sample(&p->bwd, &at, sums, number, SEARCH_WARPS);
+    named_barrier_sync(MEAN_FOUND, 32 * SEARCH_WARPS);
+}
+DEVICE void search_heads(const fattni_bwd_sm90_args *p, shared_memory *memory) {
+    const float4 *sums = 0;
+    if (shares_sample(p)) {
+        search_first(p, memory, 0);
+        sums = (const float4 *)memory->q[1];
+    }
+    for (int plane = (int)blockIdx.x; plane < p->schedule.planes; sums = 0) {
+        search(p, plane, sums);
         if (is_leader()) plane = (int)gridDim.x + atomicAdd(p->schedule.next_tile + 1, 1);
         plane = from_leader(plane);
     }
@@ -341,7 +389,9 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
     for (int n = 0;; ++n) {
         const uint32_t slot = slot_at(shared, n);
         int thread = (int)threadIdx.x - 128;
-        asm volatile("" : "+r"(thread)); /* hides it: what depends on it is recomputed */
+        uint32_t rows = shared;
+        asm volatile("" : "+r"(thread), "+r"(rows));  /* hides them: what depends on them is recomputed */
+        if (D == 64) asm volatile("" : "+r"(shared)); /* spills otherwise; at 128 its main loop is slower by it */
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const work_item x = read_work(slot);
         if (x.kind == END) return;
@@ -349,9 +399,9 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
             const task t = read_task(&p->bwd.a, shared, n);
             main_loop(p, &t, n, shared, memory, consumer);
         } else if (x.kind == PREPROCESS) {
-            preprocess(p, &x, thread, CONSUMER_THREADS);
+            preprocess(p, &x, rows, thread, CONSUMER_THREADS);
         } else {
-            postprocess(p, &x, thread, CONSUMER_THREADS);
+            postprocess(p, &x, rows, thread, CONSUMER_THREADS);
         }
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
@@ -370,9 +420,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
         const int warp = (int)threadIdx.x / 32;
         registers_lower((int)LOADER_REGISTERS);
         if (warp == 3) {
-            if (finds_means(&p)) search_heads(&p, shared, (shared_memory *)SHARED_MEMORY);
+            if (finds_means(&p)) search_heads(&p, (shared_memory *)SHARED_MEMORY);
             if (p.bwd.dq_semaphore) post(&p, shared);
         } else if (warp > 0) {
+            if (shares_sample(&p)) search_first(&p, (shared_memory *)SHARED_MEMORY, warp);
             add(&p, shared, warp - 1);
         } else if (threadIdx.x == 0) {
             produce(&p, shared);

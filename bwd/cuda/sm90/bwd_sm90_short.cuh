@@ -275,7 +275,7 @@ DEVICE void release_stored_keys(uint32_t shared) {
     if (is_leader()) bulk_wait_read();
     __syncwarp();
     if (DS_STAGES == 1)
-        release_ds(shared);
+        release_ds(shared, is_leader());
     else
         named_barrier_sync(ROWS_DONE, CONSUMER_THREADS);
 }

@@ -167,8 +167,10 @@ static void set_up(problem *p, const test_case *c) {
     p->args.q = map_of(&p->q, ROW_BLOCK), p->args.d_o = map_of(&p->d_o, ROW_BLOCK);
     p->args.k = map_of(&p->k, KEY_BLOCK), p->args.v = map_of(&p->v, KEY_BLOCK);
     p->args.dk = map_of(&p->dk, 16), p->args.dv = map_of(&p->dv, 16);
+    p->args.o_rows = map_of(&p->o, FATTNI_ROWS_OF_UNIT(K_D));
+    p->args.d_o_rows = map_of(&p->d_o, FATTNI_ROWS_OF_UNIT(K_D));
     const fattni_map_step step = {1, batches > 1};
-    p->args.q_step = p->args.k_step = p->args.v_step = p->args.d_o_step = step;
+    p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = p->args.d_o_step = step;
     p->args.dk_step = p->args.dv_step = step;
     const bool packed = c->packed && PACKED_ROWS;
     p->args.schedule.blocks =

@@ -105,6 +105,9 @@ static inline void store_global_2_if(void *to, uint2 x, int condition) {
     if ((uintptr_t)to % 8 && condition) machine_fail("a store is not aligned to 8 bytes");
     if (condition) memcpy(to, &x, 8);
 }
+static inline void discard_128(void *at) {
+    for (int n = 0; n < 32; ++n) ((float *)at)[n] = NAN;
+}
 static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
     if (condition) memcpy(to, x, 16);
 }
@@ -324,6 +327,7 @@ static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t 
         mbarrier_complete(full, bytes);
     });
 }
+static inline void tma_prefetch_map(const CUtensorMap *) {}
 static inline void tma_prefetch(const CUtensorMap *, int, int, int, int) {}
 static inline void tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row, int head,
                                  int batch) {
