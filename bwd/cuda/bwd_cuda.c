@@ -102,7 +102,8 @@ static bool does_rows(const fattni_problem *p, const fattni_cuda_kernel *k, cons
     const bool packed = x->a.cu_seqlens_q.p,
                can = !packed || (fattni_bwd_sm90_packs(k) && x->a.rows_q / LONG_ROWS >= x->a.B);
     return is_sm90(k) && x->vector_gradients && !x->a.o_f32 && !x->d_o_f32 && !x->dq_f32 && !x->given_delta.p &&
-           !x->d_sink.p && can && !(x->a.flags & FATTN_ACC_DQ) && fattni_sm90_maps(&p->o, p->Dv);
+           !x->d_sink.p && can && !(x->a.flags & FATTN_ACC_DQ) &&
+           (fattni_bwd_by_heads(k) || fattni_sm90_maps(&p->o, p->Dv));
 }
 
 /* Whether the main kernel finds the means of keys, in those that do rows, too. Kernels with features have no registers

@@ -15,10 +15,15 @@ enum {
     ROW_STAGES = FIRST_ROW_STAGES + DQ_ROW_STAGES
 };
 static_assert(FIRST_ROW_STAGES > 0 && DQ_ROW_STAGES > 0 && ROW_STAGES <= MOST_ROW_STAGES, "stages of rows");
+static_assert(DQ_ROW_STAGES * ROW_STAGE_BYTES <= (SLICE - REPEATED * 64) * 4 && SLICE * 4 % 1024 == 0 &&
+                  offsetof(shared_memory, dq) % 1024 == 0,
+              "a consumer's stages of rows are in its slice of dQ, which its own adding warp has read");
 DEVICE uint32_t row_stage_at(int group, int n) {
+    enum { BEYOND = SLICE * 4 - DQ_ROW_STAGES * ROW_STAGE_BYTES }; /* of a slice, after its stages */
     const int of_dq = n >= FIRST_ROW_STAGES;
     const int number = of_dq ? group * DQ_ROW_STAGES + n - FIRST_ROW_STAGES : group * FIRST_ROW_STAGES + n;
-    return (uint32_t)((of_dq ? offsetof(shared_memory, dq) : offsetof(shared_memory, ds)) + number * ROW_STAGE_BYTES);
+    return (uint32_t)((of_dq ? offsetof(shared_memory, dq) : offsetof(shared_memory, ds)) + number * ROW_STAGE_BYTES +
+                      (of_dq ? group * BEYOND : 0));
 }
 DEVICE void await_row_stages(int group) { named_barrier_sync(DQ_EMPTY + group, ADDER_THREADS); }
 #include "bwd/cuda/sm90/bwd_sm90_rows.cuh"
