@@ -42,9 +42,9 @@ typedef struct fattni_bwd_args {
 /* RING: head groups that have dQ accumulators at a time. LAG: postprocess of a head group comes so many head groups
    later. ROWS_AT_ONCE: most rows of a PREPROCESS or POSTPROCESS work item, a multiple of every row block. */
 enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
+#define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 /* Rows of O and dO that 128 threads of such a work item load at a time (sm90/bwd_sm90_rows.cuh). */
 #define FATTNI_ROWS_OF_UNIT(D) ((D) == 64 ? 64 : (D) == 128 ? 32 : 16)
-#define FATTNI_ROWS_AT_ONCE(D) ((D) > 128 ? 256 : (D) > 64 ? 512 : 1024)
 /* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
 enum { FATTNI_SHORT_BLOCKS = 8 };
 /* Query heads of a group from which on a task has each row block of all of them before the next one. */

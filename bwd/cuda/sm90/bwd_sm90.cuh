@@ -268,12 +268,12 @@ DEVICE void pass_dq(const fattni_bwd_sm90_args *p, const task *t, const step *no
 DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, float dk[D / 2],
                        float dv[DV / 2]);
 
+/* Whether a thread of main_loop is the first of its warp. */
+DEVICE int leads(uint32_t thread) { return HOLDS_THREAD ? thread % 32 == 0 : is_leader(); }
 /* Where dS has one stage: until its use number n, from 0 on, may begin; that the calling warp needs it no longer. */
 DEVICE void wait_ds_empty(int n, uint32_t shared) {
     mbarrier_wait(MEMBER_ADDRESS(shared, ds_empty), (uint32_t)(n & 1) ^ 1);
 }
-/* Whether it is the first of its warp. */
-DEVICE int leads(uint32_t thread) { return HOLDS_THREAD ? thread % 32 == 0 : is_leader(); }
 DEVICE void release_ds(uint32_t shared, int leads) { mbarrier_arrive_if(MEMBER_ADDRESS(shared, ds_empty), leads); }
 
 /* Zeroes rows [from, rows) of K and V, or Q and dO, that have arrived. Both consumers. */

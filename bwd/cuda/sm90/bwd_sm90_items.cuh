@@ -284,6 +284,7 @@ DEVICE int find_packed(packed_cursor *c, position *at, const fattni_bwd_sm90_arg
     return 1;
 }
 
+/* At the start, when nothing else can be done: the first load by a map waits for the map, too. */
 DEVICE void prefetch_maps(const fattni_bwd_sm90_args *p) {
     tma_prefetch_map(&p->k), tma_prefetch_map(&p->v), tma_prefetch_map(&p->q), tma_prefetch_map(&p->d_o);
     if (p->progress) tma_prefetch_map(&p->o_rows), tma_prefetch_map(&p->d_o_rows);
@@ -396,7 +397,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared
         int thread = (int)threadIdx.x - 128;
         uint32_t rows = shared;
         asm volatile("" : "+r"(thread), "+r"(rows));  /* hides them: what depends on them is recomputed */
-        if (D == 64) asm volatile("" : "+r"(shared)); /* spills otherwise; at 128 its main loop is slower by it */
+        if (D == 64) asm volatile("" : "+r"(shared)); /* else it spills; of head_dim 128 that is slower */
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const work_item x = read_work(slot);
         if (x.kind == END) return;
