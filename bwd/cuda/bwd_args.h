@@ -2,6 +2,7 @@
 #ifndef FATTNI_BWD_CUDA_BWD_ARGS_H
 #define FATTNI_BWD_CUDA_BWD_ARGS_H
 
+#include "core/cuda/divider.h"
 #include "core/cuda/sm90_args.h"
 
 typedef struct fattni_bwd_args {
@@ -80,6 +81,7 @@ typedef struct fattni_bwd_sm90_args {
     int32_t items, head_groups;
     /* Work items of a head group's rows, for each of both kinds; into how many a head is divided; heads in one. */
     int32_t row_items, row_chunks, row_heads, rows_at_once; /* the last: of an item, a multiple of the row block */
+    fattni_divider by_chunks, by_heads;                     /* row_chunks and Hq */
     int32_t rows_beside; /* of row_items, before and after a main loop: none where there is one head group */
     int32_t group_items, last_items; /* of a head group's main loop; of the last one's */
     int32_t finds_means;             /* whether the kernel finds means of keys itself */
@@ -107,6 +109,7 @@ static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t clu
         rows /= 2;
     s->rows_at_once = rows;
     s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
+    s->by_chunks = fattni_divider_of(s->row_chunks), s->by_heads = fattni_divider_of(a->Hq);
     s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
     s->row_heads = s->row_heads < FATTNI_WORK_ITEM_HEADS ? s->row_heads : FATTNI_WORK_ITEM_HEADS;
     s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);

@@ -98,7 +98,7 @@ fattn_status fattni_bwd_cuda_zero_counters(fattn_ctx *ctx, const fattni_problem 
                                            size_t end, bool find_means) {
     bwd->counters = (char *)p->workspace + zero;
     bwd->counter_chunks = (int64_t)((end - zero) / 16);
-    if (!find_means) return fattni_cuda_zero(ctx, bwd->counters, end - zero);
+    if (!find_means) return fattni_cuda_zero_beside(ctx, bwd->counters, end - zero);
     /* A thread loads 16 bytes of at least 8 of Sk / 8 or 64 keys. */
     const int64_t loads = fattni_max(p->Sk / 8, 64) * bwd->key_mean_pitch / 64;
     const int threads = loads <= 64 ? 64 : loads <= 128 ? 128 : loads <= 256 ? 256 : 512;

@@ -354,12 +354,22 @@ void fattn_zero_counters(fattni_zero_args x);
    zeroed by a kernel there (bench/results/small_models_h100.txt). */
 enum { MOST_ZEROED_BY_KERNEL = 16 << 10 };
 
+static bool is_zeroed_by_kernel(const void *p, size_t bytes) {
+    return bytes <= MOST_ZEROED_BY_KERNEL && bytes % 4 == 0 && (uintptr_t)p % 4 == 0;
+}
+static fattn_status zero_by_kernel(fattn_ctx *ctx, void *p, size_t bytes) {
+    const fattni_zero_args zero = {p, (int32_t)(bytes / 4)};
+    return FATTNI_START(ctx, fattn_zero_counters, 1, FATTNI_ZERO_THREADS, &zero);
+}
+
+fattn_status fattni_cuda_zero_beside(fattn_ctx *ctx, void *p, size_t bytes) {
+    const bool by_kernel = bytes > 0 && ctx->gpu.overlaps && is_zeroed_by_kernel(p, bytes);
+    return by_kernel ? zero_by_kernel(ctx, p, bytes) : fattni_cuda_zero(ctx, p, bytes);
+}
+
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes) {
     if (bytes == 0) return FATTN_OK;
-    if (ctx->recording && bytes <= MOST_ZEROED_BY_KERNEL && bytes % 4 == 0 && (uintptr_t)p % 4 == 0) {
-        const fattni_zero_args zero = {p, (int32_t)(bytes / 4)};
-        return FATTNI_START(ctx, fattn_zero_counters, 1, FATTNI_ZERO_THREADS, &zero);
-    }
+    if (ctx->recording && is_zeroed_by_kernel(p, bytes)) return zero_by_kernel(ctx, p, bytes);
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered));
     const cudaError_t error = cudaMemsetAsync(p, 0, bytes, ctx->stream);

@@ -44,7 +44,7 @@ typedef struct fattni_cuda_kernel {
     int32_t variant;   /* FATTNI_VARIANT_* */
     int32_t BM, BN, threads;
     int32_t cluster; /* CTAs per cluster, which work on neighbouring blocks; the grid is a multiple of it */
-    int32_t waits; /* begins with begin_grid (core/ptx/grid.h): may be launched before the kernel before it has ended */
+    int32_t waits;   /* calls grid_dependency_wait (core/ptx/grid.h): may start before the kernel before it has ended */
 } fattni_cuda_kernel;
 
 #endif

@@ -32,6 +32,8 @@ fattn_status fattni_cuda_move(fattn_ctx *ctx, void *dst, const void *src, size_t
 fattn_status fattni_cuda_move_rows(fattn_ctx *ctx, void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch,
                                    size_t width, int64_t rows);
 fattn_status fattni_cuda_zero(fattn_ctx *ctx, void *p, size_t bytes);
+/* Before a kernel that waits: the same by a kernel where that is possible, beside which the next one starts. */
+fattn_status fattni_cuda_zero_beside(fattn_ctx *ctx, void *p, size_t bytes);
 /* `rows` times `width` bytes, `pitch` bytes apart. */
 fattn_status fattni_cuda_zero_rows(fattn_ctx *ctx, void *p, size_t pitch, size_t width, int64_t rows);
 /* Blocks until the stream's work is done; reports faults. */

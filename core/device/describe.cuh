@@ -1,7 +1,7 @@
 /* DESCRIBE_KERNEL(type of the kernel's argument, bytes of dynamic shared memory, CTAs of a cluster) is the last line of
-   a kernel's file; DESCRIBE_KERNEL_THAT_WAITS of one that begins with begin_grid. It defines <name>_description, which
-   the host finds through the pass's list of kernels. The other fields come from the kernel's line in that list, by the
-   macros of cmake/instance.cu.in. */
+   a kernel's file; DESCRIBE_KERNEL_THAT_WAITS of one that calls grid_dependency_wait. It defines <name>_description,
+   which the host finds through the pass's list of kernels. The other fields come from the kernel's line in that list,
+   by the macros of cmake/instance.cu.in. */
 #ifndef FATTNI_CORE_DEVICE_DESCRIBE_H
 #define FATTNI_CORE_DEVICE_DESCRIBE_H
 

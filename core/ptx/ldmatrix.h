@@ -5,10 +5,11 @@
 
 #include <stdint.h>
 
-/* The 32-bit address of p in the shared state space. */
+/* The 32-bit address of p in the shared state space, and back. */
 static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
+static __device__ __forceinline__ void *shared_pointer(uint32_t address) { return __cvta_shared_to_generic(address); }
 
 static __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -1,5 +1,6 @@
 /* The CUDA kernels against the fp64 reference (case_checks.h): features, shapes, biases, keys with means, layouts. Few
    rows: test_cuda_few_rows.c. */
+#include "call.h"
 #include "case_checks.h"
 #include "contexts.h"
 #include "device.h"
@@ -393,5 +394,67 @@ Test(cuda_attention, layouts, .timeout = 400) {
         }
     }
     fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* No tensor map can have these rows of o, which Hopper's plain kernels load by TMA: of whole heads, of few and of
+   several head groups. */
+Test(cuda_attention, o_reversed, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t rows[] = {131, 384, 1000};
+    static const int64_t head_dims[] = {64, 128, 80, 256};
+    for (int n = 0; n < 24; ++n) {
+        if (!mine(n)) continue;
+        const int64_t N = rows[n / 8], D = head_dims[n / 2 % 4];
+        const attention_case c = {.name = "o reversed",
+                                  .B = 1 + n / 8 % 2,
+                                  .Hq = 3,
+                                  .Sq = N,
+                                  .Sk = N,
+                                  .D = D,
+                                  .Dv = D,
+                                  .layout = LAYOUT_REVERSED_O,
+                                  .flags = n % 2 ? FATTN_CAUSAL : 0};
+        check(cpu, &c, n / 2 % 2 ? FATTN_F16 : FATTN_BF16);
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
+/* Backward calls that follow each other without a wait, with one workspace, and launches of a graph of them: kernels
+   start before those before them have ended. Counters zeroed by a kernel, and of many heads by a memset. */
+Test(cuda_attention, calls_in_a_row, .timeout = 200) {
+    static const int64_t head_dims[] = {64, 128, 256};
+    fattn_ctx *const ctx = device_or_skip();
+    for (int n = 0; n < 12; ++n) {
+        if (!mine(n)) continue;
+        const bool many = n / 3 % 2;
+        const attention_case c = {.name = "in a row",
+                                  .B = many ? 64 : 1,
+                                  .Hq = many ? 20 : 3,
+                                  .Sq = many ? 150 : 1000,
+                                  .Sk = many ? 150 : 1000,
+                                  .D = head_dims[n % 3],
+                                  .Dv = head_dims[n % 3],
+                                  .dtype = half_type(n % 2),
+                                  .flags = FATTN_DETERMINISTIC | (n / 6 ? FATTN_CAUSAL : 0)};
+        call *const x = call_new(ctx, &c);
+        fattn_graph *g;
+        call_run(x);
+        const uint64_t first = call_bits(x, CALL_DQ, CALL_DV);
+        for (int k = 0; k < 20; ++k) call_run(x);
+        cr_assert_eq(call_bits(x, CALL_DQ, CALL_DV), first, "%s, case %d", x->plan.bwd_kernel, n);
+        cr_assert_eq(fattn_graph_begin(ctx), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        for (int k = 0; k < 3; ++k) call_run(x);
+        cr_assert_eq(fattn_graph_end(ctx, &g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+        for (int k = 0; k < 3; ++k) {
+            call_fill(x, CALL_DQ, NAN), call_fill(x, CALL_DK, NAN), call_fill(x, CALL_DV, NAN);
+            cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(fattn_graph_launch(ctx, g), FATTN_OK, "%s", fattn_ctx_error(ctx));
+            cr_assert_eq(call_bits(x, CALL_DQ, CALL_DV), first, "%s, case %d, launch %d", x->plan.bwd_kernel, n, k);
+        }
+        fattn_graph_destroy(ctx, g);
+        call_free(x);
+    }
     fattn_ctx_destroy(ctx);
 }

@@ -170,7 +170,8 @@ static void place(attention *a, enum tensor_id id, fattn_dtype dtype, int ndim, 
     fattn_tensor t = fattn_tensor_view(NULL, dtype, FATTN_CPU, 0, ndim, shape);
     const int64_t span = lay_out(&t, layout);
     int64_t first = layout == LAYOUT_PITCH;
-    if (layout == LAYOUT_REVERSED && ndim == 4 && shape[2] > 1) {
+    const bool reversed = layout == LAYOUT_REVERSED || (layout == LAYOUT_REVERSED_O && id == T_O);
+    if (reversed && ndim == 4 && shape[2] > 1) {
         first = (shape[2] - 1) * t.stride[2];
         t.stride[2] = -t.stride[2];
     }

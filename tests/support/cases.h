@@ -10,12 +10,13 @@
 /* Memory layouts of q, k, v, their gradients, o and lse. d_o is always BHSD, so that its strides differ
    from o's in the other layouts. */
 enum layout {
-    LAYOUT_BHSD,    /* row-major */
-    LAYOUT_BSHD,    /* a permuted [B,S,H,D]; lse a permuted [B,S,H]; broadcast by stride 0 */
-    LAYOUT_QKV,     /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Needs equal shapes */
-    LAYOUT_PITCH,   /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has an
+    LAYOUT_BHSD,      /* row-major */
+    LAYOUT_BSHD,      /* a permuted [B,S,H,D]; lse a permuted [B,S,H]; broadcast by stride 0 */
+    LAYOUT_QKV,       /* slices of one [B,S,3,H,D], gradients too; o as BSHD. Needs equal shapes */
+    LAYOUT_PITCH,     /* rows D+1 apart, data aligned to the element only; a dimension of size 1 has an
                      arbitrary stride */
-    LAYOUT_REVERSED /* rows last to first: a negative stride */
+    LAYOUT_REVERSED,  /* rows last to first: a negative stride */
+    LAYOUT_REVERSED_O /* rows of o alone; the rest row-major */
 };
 
 enum lengths { LENGTHS_NONE, LENGTHS_PADDED_Q, LENGTHS_PADDED_K, LENGTHS_PADDED, LENGTHS_PACKED };

@@ -75,7 +75,7 @@ DEVICE void key_task(const fattni_bwd_args *bwd, cta_memory *m, int task);
 
 /* bwd->huge: whether there are huge rows; tasks claimed; row blocks done. */
 DEVICE int has_tasks(const fattni_bwd_args *bwd) {
-    grid_dependency_wait();
+    begin_grid();
     return *(volatile const int32_t *)bwd->huge != 0;
 }
 DEVICE void run_tasks(const fattni_bwd_args *bwd, cta_memory *m) {

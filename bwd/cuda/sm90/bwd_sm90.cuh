@@ -81,8 +81,10 @@ enum {
     SLICE = 64 * COLUMNS,                /* floats */
     K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
     MOST_ROW_STAGES = 4,                 /* bwd_sm90_rows.cuh */
-    /* The main loop has its thread's number from a shuffle: ptxas would read it again in each iteration. */
-    HOLDS_THREAD = D == 64 && !BY_HEADS,
+    /* What ptxas makes of the main loop: it is not to read the thread's number again in each step; of head_dim 64 it
+       computes addresses in shared memory again, which spills less. */
+    HOLDS_THREAD = !BY_HEADS && !WIDE,
+    HIDES_SHARED = D == 64 && !BY_HEADS,
     LOADER_REGISTERS = WIDE ? 24 : 40, /* of warpgroup 0 */
     CONSUMER_REGISTERS = WIDE ? 240 : 232
 };
@@ -111,8 +113,8 @@ typedef struct shared_memory {
     uint64_t ds_empty[DS_STAGES == 1], rows_full[2 * MOST_ROW_STAGES], mean_seen[BY_HEADS], rows_wanted[BY_HEADS],
         dq_loaded[2 * (BY_HEADS && !KEEPS_DQ)];
     work_slot work[2];
-    int32_t has_mean, reserved[3]; /* has_mean: of the task's keys */
-    uint4 sequences[2];            /* BANDS: the tasks' Sq, Sk, q0, k0 */
+    int32_t has_mean, first_plane, reserved[2]; /* has_mean: of the task's keys; first_plane: that is searched */
+    uint4 sequences[2];                         /* BANDS: the tasks' Sq, Sk, q0, k0 */
 } shared_memory;
 enum {
     SHARED_BYTES = sizeof(shared_memory),
@@ -356,10 +358,11 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         named_barrier_sync(CLEARED, CONSUMER_THREADS);
     }
     uint32_t own = threadIdx.x % 128;
-    if (HOLDS_THREAD) own = __shfl_sync(ALL_LANES, own, threadIdx.x % 32);
+    if (HOLDS_THREAD) asm volatile("" : "+r"(own));
     for (int n = 0; n < t->steps; ++n) {
         uint32_t thread = own;
         asm volatile("" : "+r"(number), "+r"(thread)); /* hides them: what depends on them is recomputed */
+        if (HIDES_SHARED) asm volatile("" : "+r"(shared));
         const int key = first_key(t, consumer, thread), row0 = (int)(thread % 4 * 2);
         const step now = step_at(&rows, t, n);
         const uint32_t q = ELEMENT_ADDRESS(shared, q, now.stage), d_o = ELEMENT_ADDRESS(shared, d_o, now.stage);
@@ -400,8 +403,8 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
                 exponentials((float(*)[4])s, BM / 8, BIASED ? LOG2E : unit, ahead);
                 PIN(s, BM / 2);
             }
-            /* Again: ptxas moves the wait for dP up to the last branch. */
-            mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
+            /* Again: ptxas moves the wait for dP up to the last branch, which of head_dim 64 does no harm. */
+            if (!HIDES_SHARED) mbarrier_wait(ELEMENT_ADDRESS(shared, do_full, now.stage), now.parity);
         }
         int ds_stage = 0;
 #pragma unroll
@@ -453,7 +456,6 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         }
         add_to_dk(dk, ds, operand_descriptor(ds_tile + consumer * 8192, 0), operand_descriptor(q, BM * 128));
         wgmma_commit();
-        if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
         float sums[4];
         if (!TWO_K_TILES && has_mean) sum_rows(sums, ds_tile + ds_rows, thread);
         wgmma_wait(1); /* dQ */
@@ -462,6 +464,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
             PIN(dq, COLUMNS / 2);
             subtract_means(dq, sums, memory->key_mean, consumer, thread);
         }
+        if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
         pass_dq(p, t, &now, number, shared, consumer, thread, dq);
         next_rows(&rows, t, a);
         clear_rows_ahead(t, &rows, n + 1, shared);
@@ -481,4 +484,4 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
 #include "bwd/cuda/sm90/bwd_sm90_items.cuh"
 #endif
 
-DESCRIBE_KERNEL(kernel_args, SHARED_BYTES, CTAS);
+DESCRIBE_KERNEL_THAT_WAITS(kernel_args, SHARED_BYTES, CTAS);

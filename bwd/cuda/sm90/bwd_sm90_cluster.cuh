@@ -355,8 +355,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const uint32_t shared = shared_address(SHARED_MEMORY);
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     const work_item x = work_item_of(&p, (int)blockIdx.x / CTAS);
+    grid_dependency_wait();
     if (SEARCHES && x.kind == SEARCH) {
-        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32), 0);
+        search(&p, (x.number * CTAS + cta()) * K_WARPS + from_leader((int)threadIdx.x / 32));
         return;
     }
     if (x.kind == PREPROCESS || x.kind == POSTPROCESS) {
@@ -365,9 +366,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         mbarrier_init_fence();
         __syncthreads();
         if (x.kind == PREPROCESS)
-            preprocess(&p, &x, shared, (int)threadIdx.x, THREADS);
+            preprocess(&p, &x, shared, 1, (int)threadIdx.x, THREADS);
         else
-            postprocess(&p, &x, shared, (int)threadIdx.x, THREADS);
+            postprocess(&p, &x, shared, 1, (int)threadIdx.x, THREADS);
         return;
     }
     if (x.kind != MAINLOOP) return;
@@ -395,4 +396,4 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     cluster_sync(); /* neither exits while the other sends to it or reads from it */
 }
 
-DESCRIBE_KERNEL(fattni_bwd_sm90_args, SHARED_BYTES, CTAS);
+DESCRIBE_KERNEL_THAT_WAITS(fattni_bwd_sm90_args, SHARED_BYTES, CTAS);

@@ -20,6 +20,7 @@
 #include "bwd/cuda/bwd_dq_semaphore.cuh"
 #include "bwd/cuda/bwd_workspace.cuh"
 #include "core/device/sm90_tile.cuh"
+#include "core/ptx/grid.h"
 
 /* 8 consumer warps release a stage; `dq_adders` warps or threads add the dQ of a step; K has `keys` arrivals. A CTA
    barrier must follow. */

@@ -25,7 +25,10 @@ DEVICE uint32_t row_stage_at(int group, int n) {
     return (uint32_t)((of_dq ? offsetof(shared_memory, dq) : offsetof(shared_memory, ds)) + number * ROW_STAGE_BYTES +
                       (of_dq ? group * BEYOND : 0));
 }
-DEVICE void await_row_stages(int group) { named_barrier_sync(DQ_EMPTY + group, ADDER_THREADS); }
+DEVICE void await_row_stages(int group) {
+    __syncwarp();
+    named_barrier_sync(DQ_EMPTY + group, ADDER_THREADS);
+}
 #include "bwd/cuda/sm90/bwd_sm90_rows.cuh"
 
 /* ---- work items, from the producer to the other warps ---- */
@@ -293,7 +296,6 @@ DEVICE void prefetch_maps(const fattni_bwd_sm90_args *p) {
    left, when the last one is done, so that all CTAs share them. One thread. */
 DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
     packed_cursor packed = {-1, 0, 0};
-    prefetch_maps(p);
     for (int n = 0, steps_before = 0, kv_phase = 0, first = 1;; ++n) {
         work_item x = {NOTHING, 0, 0};
         task t = {0};
@@ -323,7 +325,10 @@ DEVICE void produce(const fattni_bwd_sm90_args *p, uint32_t shared) {
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1) ^ 1);
         write_work(shared, n, &x, &t);
         mbarrier_arrive(ELEMENT_ADDRESS(shared, work_full, n & 1));
-        if (x.kind == END) return;
+        if (x.kind == END) {
+            grid_dependents_start(); /* not before: CTAs of the next kernel would wait on SMs that others can use */
+            return;
+        }
         if (x.kind == POSTPROCESS && number >= last_rows(p))
             mbarrier_wait(ELEMENT_ADDRESS(shared, work_empty, n & 1), (uint32_t)(n >> 1 & 1));
         if (x.kind != MAINLOOP) continue;
@@ -345,36 +350,102 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         if (kind == END) return;
         if (kind == MAINLOOP)
             add_dq(p, &t, shared, consumer);
-        else
+        else if (n > 0)
             await_row_stages(consumer); /* the consumer waits for this warp */
         __syncwarp();
     }
 }
-static_assert(SHARED_KEYS / PART_KEYS * PANELS * 32 * sizeof(float4) <= ROW_BYTES, "sums of parts");
-/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. Warps 1 and 2
-   help it with its head of the first head group, where it has one. The sums of that one's sample are in the second
-   stage of Q, so that the CTA's first task must wait for the search of that group (load). */
-enum { SEARCH_WARPS = 3 };
-DEVICE int shares_sample(const fattni_bwd_sm90_args *p) {
-    return finds_means(p) && (int)blockIdx.x < p->schedule.head_group;
-}
-DEVICE void search_first(const fattni_bwd_sm90_args *p, shared_memory *memory, int number) {
-    float4 *const sums = (float4 *)memory->q[1];
-    const key_head at = key_head_of(p, (int)blockIdx.x);
-    share_sample(&p->bwd, &at, sums, number, SEARCH_WARPS);
-    named_barrier_sync(MEAN_FOUND, 32 * SEARCH_WARPS);
-}
-DEVICE void search_heads(const fattni_bwd_sm90_args *p, shared_memory *memory) {
-    const float4 *sums = 0;
-    if (shares_sample(p)) {
-        search_first(p, memory, 0);
-        sums = (const float4 *)memory->q[1];
+/* Warp 3 finds means of keys: the CTAs share the heads, and are soon ahead of the rows that need them. It claims a head
+   like a work item, so that nobody waits for a CTA that does not run. Warps 1 and 2 help it with its first one, if that
+   is of the first head group: they copy the sample to shared memory, a round of it at a time, since one load after the
+   other takes longer than what is left; then each has some parts, and then a pass. That is where the second tiles of Q
+   and dO will be, so the CTA's first task must wait for the search of that group (load). */
+enum {
+    SEARCH_WARPS = 3,
+    SEARCH_THREADS = 32 * SEARCH_WARPS,
+    PITCH = PANELS * 64, /* of a key in shared memory */
+    ROUND_KEYS = WIDE ? 32 : 64,
+    ROUND_PARTS = ROUND_KEYS / PART_KEYS
+};
+typedef struct shared_sample {
+    channel_pair parts[ROUND_PARTS][PANELS * 32]; /* of lanes and passes */
+    float z[PANELS];
+} shared_sample;
+static_assert(sizeof(shared_sample) <= D_O_BYTES && ROUND_KEYS * PITCH * 2 <= ROW_BYTES && PANELS <= SEARCH_WARPS,
+              "a round's keys, what is known of them, and passes");
+/* The share of thread 0 to SEARCH_THREADS - 1 of `count` keys, from number `first` of the sample on. Not by cp.async:
+   ptxas would have instructions for it in the main loop. */
+DEVICE void copy_keys(const sample *s, int first, int count, int width, int thread, uint4 *to) {
+    enum { CHUNKS = PITCH / 8, STEP = SEARCH_THREADS / CHUNKS, AT_ONCE = 3 };
+    const int chunk = thread % CHUNKS, further = STEP * 5 % s->stride;
+    int key = thread / CHUNKS, rest = (first + key) * 5 % s->stride; /* see sampled_key */
+    if (key >= STEP || chunk * 8 >= width) return;
+#pragma unroll 1
+    for (; key < count; key += AT_ONCE * STEP) {
+        uint4 x[AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+            const int row = (first + key + n * STEP) * s->stride + rest;
+            if (key + n * STEP < count) x[n] = *(const uint4 *)(s->keys + row * s->row + chunk * 8);
+            rest += further;
+            if (rest >= s->stride) rest -= s->stride;
+        }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n)
+            if (key + n * STEP < count) to[(key + n * STEP) * CHUNKS + chunk] = x[n];
     }
-    for (int plane = (int)blockIdx.x; plane < p->schedule.planes; sums = 0) {
-        search(p, plane, sums);
-        if (is_leader()) plane = (int)gridDim.x + atomicAdd(p->schedule.next_tile + 1, 1);
-        plane = from_leader(plane);
+}
+/* `search` by all these warps, of which this is `number`; warp 0 counts the head. */
+DEVICE void share_search(const fattni_bwd_sm90_args *p, int plane, shared_memory *memory, int number) {
+    const key_head at = key_head_of(p, plane);
+    const sample s = sample_of(&p->bwd, &at);
+    shared_sample *const known = (shared_sample *)memory->d_o[1];
+    const int lane = (int)threadIdx.x % 32, width = p->bwd.a.D;
+    channel_pair x = no_keys(); /* of pass `number` */
+    for (int first = 0; first < s.count; first += ROUND_KEYS) {
+        const sample copied = {memory->q[1], PITCH, min(s.count - first, (int)ROUND_KEYS), 1};
+        copy_keys(&s, first, copied.count, width, number * 32 + lane, (uint4 *)memory->q[1]);
+        __syncwarp();
+        named_barrier_sync(MEAN_FOUND, SEARCH_THREADS);
+#pragma unroll 1
+        for (int n = number; n < copied.count / PART_KEYS * PANELS; n += SEARCH_WARPS) {
+            const int part = n / PANELS, pass = n % PANELS, channel = channel_of(pass);
+            known->parts[part][pass * 32 + lane] = part_of_sample(&copied, channel < width ? channel : 0, part);
+        }
+        __syncwarp();
+        named_barrier_sync(MEAN_FOUND, SEARCH_THREADS);
+#pragma unroll 1
+        for (int part = 0; number < PANELS && part < copied.count / PART_KEYS; ++part)
+            add_part(&x, &known->parts[part][number * 32 + lane]);
     }
+    const float z = number < PANELS ? store_means(&p->bwd, &at, &s, number, &x) : 0.0f;
+    if (number < PANELS && is_leader()) known->z[number] = z;
+    if (number > 0) async_proxy_fence_global(); /* means; warp 0 does it where they are used */
+    async_proxy_fence();                        /* tiles come where the sample is */
+    __syncwarp();
+    named_barrier_sync(MEAN_FOUND, SEARCH_THREADS);
+    if (number > 0) return;
+    float sum = 0.0f;
+    for (int pass = 0; pass < PANELS; ++pass) sum += known->z[pass];
+    end_search(p, plane, &at, &s, sum);
+}
+DEVICE int claim_plane(const fattni_bwd_sm90_args *p) {
+    return from_leader(is_leader() ? atomicAdd(p->schedule.next_tile + 1, 1) : 0);
+}
+/* Warps 3, 1 and 2 as numbers 0 to 2. */
+DEVICE void search_heads(const fattni_bwd_sm90_args *p, shared_memory *memory, int number) {
+    if (number == 0) {
+        const int claimed = claim_plane(p);
+        if (is_leader()) memory->first_plane = claimed;
+    }
+    __syncwarp();
+    named_barrier_sync(MEAN_FOUND, SEARCH_THREADS);
+    int plane = memory->first_plane;
+    const int shared = plane < p->schedule.head_group;
+    if (shared) share_search(p, plane, memory, number);
+    if (number > 0) return;
+    if (shared) plane = claim_plane(p);
+    for (; plane < p->schedule.planes; plane = claim_plane(p)) search(p, plane);
 }
 /* Then it posts semaphores. */
 DEVICE void post(const fattni_bwd_sm90_args *p, uint32_t shared) {
@@ -391,23 +462,23 @@ DEVICE void post(const fattni_bwd_sm90_args *p, uint32_t shared) {
     }
 }
 
-DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, const shared_memory *memory, int consumer) {
+DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
     for (int n = 0;; ++n) {
         const uint32_t slot = slot_at(shared, n);
         int thread = (int)threadIdx.x - 128;
         uint32_t rows = shared;
-        asm volatile("" : "+r"(thread), "+r"(rows));  /* hides them: what depends on them is recomputed */
-        if (D == 64) asm volatile("" : "+r"(shared)); /* else it spills; of head_dim 128 that is slower */
+        asm volatile("" : "+r"(thread), "+r"(rows));       /* hides them: what depends on them is recomputed */
+        if (HIDES_SHARED) asm volatile("" : "+r"(shared)); /* of head_dim 128 that is slower */
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const work_item x = read_work(slot);
         if (x.kind == END) return;
         if (x.kind == MAINLOOP) {
             const task t = read_task(&p->bwd.a, shared, n);
-            main_loop(p, &t, n, shared, memory, consumer);
+            main_loop(p, &t, n, shared, (const shared_memory *)shared_pointer(shared), consumer);
         } else if (x.kind == PREPROCESS) {
-            preprocess(p, &x, rows, thread, CONSUMER_THREADS);
+            preprocess(p, &x, rows, n == 0, thread, CONSUMER_THREADS);
         } else {
-            postprocess(p, &x, rows, thread, CONSUMER_THREADS);
+            postprocess(p, &x, rows, n == 0, thread, CONSUMER_THREADS);
         }
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
@@ -421,22 +492,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     init_barriers(shared, 2, 1);
     if (BIASED) init_bias_barriers(shared);
     init_work_slots(shared, p.bwd.dq_semaphore != 0);
+    if (threadIdx.x == 0) prefetch_maps(&p);
+    grid_dependency_wait();
     __syncthreads();
     if (role == 0) {
         const int warp = (int)threadIdx.x / 32;
         registers_lower((int)LOADER_REGISTERS);
-        if (warp == 3) {
-            if (finds_means(&p)) search_heads(&p, (shared_memory *)SHARED_MEMORY);
-            if (p.bwd.dq_semaphore) post(&p, shared);
-        } else if (warp > 0) {
-            if (shares_sample(&p)) search_first(&p, (shared_memory *)SHARED_MEMORY, warp);
-            add(&p, shared, warp - 1);
-        } else if (threadIdx.x == 0) {
-            produce(&p, shared);
-        }
+        if (warp > 0 && finds_means(&p)) search_heads(&p, (shared_memory *)SHARED_MEMORY, warp % 3);
+        if (warp == 3 && p.bwd.dq_semaphore) post(&p, shared);
+        if (warp == 1 || warp == 2) add(&p, shared, warp - 1);
+        if (threadIdx.x == 0) produce(&p, shared);
     } else {
         registers_raise((int)CONSUMER_REGISTERS);
-        consume(&p, shared, (const shared_memory *)SHARED_MEMORY, role - 1);
+        consume(&p, shared, role - 1);
     }
 }
 

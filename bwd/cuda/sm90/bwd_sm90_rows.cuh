@@ -5,7 +5,8 @@
 
    ROW_STAGES, ROW_STAGE_BYTES   at least UNIT rows of O and dO, and two tiles of a slice
    row_stage_at(group, n)        where a stage is in shared memory
-   await_row_stages(group)       until all may be used, not only those from 0 to FIRST_ROW_STAGES - 1
+   await_row_stages(group)       until all may be used, not only those from 0 to FIRST_ROW_STAGES - 1; not called in
+                                 the first work item of a CTA, where nothing has used them
    rows_full[]                   an mbarrier for each stage of each group, and named barriers from ROWS_READ on */
 #ifndef FATTNI_BWD_CUDA_SM90_BWD_SM90_ROWS_H
 #define FATTNI_BWD_CUDA_SM90_BWD_SM90_ROWS_H
@@ -39,7 +40,10 @@ DEVICE uint32_t row_stage_full(const row_loads *x) {
 }
 DEVICE void wait_loaded(const row_loads *x) { mbarrier_wait(row_stage_full(x), x->parity); }
 /* All threads of a group have what was loaded to a stage. */
-DEVICE void release_stage(const row_loads *x) { named_barrier_sync(ROWS_READ + x->group, 128); }
+DEVICE void release_stage(const row_loads *x) {
+    __syncwarp();
+    named_barrier_sync(ROWS_READ + x->group, 128);
+}
 DEVICE void next_stage(row_loads *x) {
     x->stage += 1;
     if (x->stage == ROW_STAGES) x->stage = 0, x->parity ^= 1;
@@ -62,6 +66,7 @@ DEVICE void begin_rows(const fattni_bwd_sm90_args *p, int head_group, int which,
 /* All `threads`, after what they wrote; `counts`: somebody waits for it. */
 DEVICE void end_rows(const fattni_bwd_sm90_args *p, int head_group, int which, int counts, int thread, int threads) {
     if (counts) async_proxy_fence_global();
+    __syncwarp();
     named_barrier_sync(ROWS_DONE, threads);
     if (counts && thread == 0) add_release(counter_of(p, head_group, which), 1);
 }
@@ -90,6 +95,20 @@ DEVICE row_place place_of_rows(const fattni_bwd_args *bwd, int b, int i0, int en
     return x;
 }
 
+/* Number n of what each of a work item's heads is divided into, of head number `head` of its head group. A group has
+   another one of every `step`. */
+typedef struct row_number {
+    int head, n;
+} row_number;
+DEVICE void advance(row_number *x, int step, int of_head) {
+    for (x->n += step; x->n >= of_head; x->n -= of_head) x->head += 1;
+}
+DEVICE row_number first_number(const row_range *s, int group, int of_head) {
+    row_number x = {s->head, 0};
+    advance(&x, group, of_head);
+    return x;
+}
+
 /* ---- preprocess ---- */
 
 /* Rows [i0, i0 + UNIT) of one query head of a work item, number `head` of its head group. */
@@ -98,9 +117,8 @@ typedef struct row_unit {
     int head, i0;
     row_place place;
 } row_unit;
-DEVICE row_unit unit_of(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, int n) {
-    const int of_head = (s->end - s->begin) / UNIT, head = s->head + n / of_head;
-    row_unit u = {head_of(p, x->head_group, head), head, s->begin + n % of_head * UNIT};
+DEVICE row_unit unit_of(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, const row_number *r) {
+    row_unit u = {head_of(p, x->head_group, r->head), r->head, s->begin + r->n * UNIT};
     u.place = place_of_rows(&p->bwd, u.at.b, u.i0, min(s->end, sequence_rows(&p->bwd, u.at.b)));
     return u;
 }
@@ -120,9 +138,10 @@ DEVICE void load_unit(const fattni_bwd_sm90_args *p, const row_unit *u, const ro
 
 /* lse2 and delta of a unit, and zeros for its part of the accumulator, while it is loaded; asks for unit `later`, where
    there is one. Lane n of a group of lanes has lse2 and delta of row n of EACH. */
-DEVICE void preprocess_unit(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s, int number,
-                            int later, const row_loads *loads, int thread, int has_rest) {
-    const row_unit unit = unit_of(p, x, s, number), *const u = &unit;
+DEVICE void preprocess_unit(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *s,
+                            const row_number *now, const row_number *later, const row_loads *loads, int thread,
+                            int has_rest) {
+    const row_unit unit = unit_of(p, x, s, now), *const u = &unit;
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const query_head *const at = &u->at;
@@ -142,8 +161,10 @@ DEVICE void preprocess_unit(const fattni_bwd_sm90_args *p, const work_item *x, c
     const float L = inside ? lse[row * a->lse.row] : INFINITY;
     const float d_l = inside && bwd->d_lse.p ? d_lse[row * bwd->d_lse.row] : 0.0f;
     float4 *const zero = (float4 *)(accumulator_of(p, x->head_group, u->head) + (int64_t)u->i0 * D);
-#pragma unroll 1
-    for (int n = thread % 128; n < UNIT * D / 4; n += 128) zero[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int n = 0; n < UNIT * D / 4; n += 128)
+        if (n + 128 <= UNIT * D / 4 || n + thread % 128 < UNIT * D / 4)
+            zero[n + thread % 128] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
     uint4 left[EACH], right[EACH];
     wait_loaded(loads);
@@ -155,16 +176,14 @@ DEVICE void preprocess_unit(const fattni_bwd_sm90_args *p, const work_item *x, c
         load_shared_4(&right[n].x, from + ROW_PANELS * UNIT_BYTES);
     }
     release_stage(loads);
-    if (later && thread % 128 < 32) {
+    if (later->head < s->last && thread % 128 < 32) {
         const row_unit next = unit_of(p, x, s, later);
         load_unit(p, &next, loads);
     }
     float delta = 0.0f;
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
-        float sum = dot_8(left + n, right + n, rest + n, has_rest);
-#pragma unroll
-        for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        const float sum = dot_of_row(left + n, right + n, rest + n, has_rest, LANES);
         if (lane == n && inside) delta = sum - d_l; /* beyond the end there may be anything */
     }
     if (lane >= EACH) return;
@@ -187,28 +206,28 @@ DEVICE void zero_semaphores(const fattni_bwd_args *bwd, const query_head *at, co
     }
 }
 
-/* By `threads`. */
-DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, int thread, int threads) {
+/* By `threads`; `first`: it is the CTA's first work item. */
+DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, int first, int thread,
+                       int threads) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const row_range s = rows_of_item(p, x);
-    const int units = (s.last - s.head) * ((s.end - s.begin) / UNIT), groups = threads / 128;
+    const int groups = threads / 128, of_head = (s.end - s.begin) / UNIT;
     row_loads loads = first_load(shared, thread);
+    row_number now = first_number(&s, loads.group, of_head), later = now;
     begin_rows(p, x->head_group - RING, POSTPROCESSED, x->head_group < RING ? 0 : p->row_items * CTAS, thread, threads);
-    for (int n = loads.group; loads.parity == 0; n += groups, next_stage(&loads)) {
-        if (loads.stage == FIRST_ROW_STAGES) await_row_stages(loads.group);
-        if (n >= units || thread % 128 >= 32) continue;
-        const row_unit unit = unit_of(p, x, &s, n);
+    for (; loads.parity == 0; advance(&later, groups, of_head), next_stage(&loads)) {
+        if (loads.stage == FIRST_ROW_STAGES && !first) await_row_stages(loads.group);
+        if (later.head >= s.last || thread % 128 >= 32) continue;
+        const row_unit unit = unit_of(p, x, &s, &later);
         load_unit(p, &unit, &loads);
     }
     __syncwarp();
     loads.parity = 0;
-    for (int n = loads.group; n < units; n += groups, next_stage(&loads)) {
-        const int later = n + ROW_STAGES * groups < units ? n + ROW_STAGES * groups : 0;
+    for (; now.head < s.last; advance(&now, groups, of_head), advance(&later, groups, of_head), next_stage(&loads))
         if (p->bwd.a.o_rest.p)
-            preprocess_unit(p, x, &s, n, later, &loads, thread, 1);
+            preprocess_unit(p, x, &s, &now, &later, &loads, thread, 1);
         else
-            preprocess_unit(p, x, &s, n, later, &loads, thread, 0);
-    }
+            preprocess_unit(p, x, &s, &now, &later, &loads, thread, 0);
     end_loads(&loads, thread);
     for (int head = s.head; head < s.last && bwd->dq_semaphore; ++head) {
         const query_head at = head_of(p, x->head_group, head);
@@ -224,9 +243,10 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
 typedef struct slice_part {
     int head, i0, part, tile, tiles; /* part: which slice */
 } slice_part;
-DEVICE slice_part slice_of(const row_range *s, int n) {
-    const int loads = (TILES + TILES_HELD - 1) / TILES_HELD, slices = (s->end - s->begin) / BM * 2, slice = n / loads;
-    slice_part x = {s->head + slice / slices, s->begin + slice % slices / 2 * BM, slice % 2, n % loads * TILES_HELD};
+enum { SLICE_LOADS = (TILES + TILES_HELD - 1) / TILES_HELD };
+DEVICE slice_part slice_of(const row_range *s, const row_number *r) {
+    const int slice = r->n / SLICE_LOADS;
+    slice_part x = {r->head, s->begin + slice / 2 * BM, slice % 2, r->n % SLICE_LOADS * TILES_HELD};
     const int most = BM > 64 || x.part == 0 ? TILES : min(TILES, D / 8 - TILES);
     x.tiles = max(0, min(TILES_HELD, most - x.tile));
     return x;
@@ -242,9 +262,9 @@ DEVICE void load_slice(const fattni_bwd_sm90_args *p, const work_item *x, const 
 
 /* dq of a part of a slice, with dq_of_mean times the mean of the keys; asks for part `later`, where there is one. What
    has been read of the accumulator need not go to memory: it has been changed, and is no longer used. */
-DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *rows, int number,
-                              int later, const row_loads *loads, int thread) {
-    const slice_part slice = slice_of(rows, number), *const s = &slice;
+DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *rows,
+                              const row_number *now, const row_number *later, const row_loads *loads, int thread) {
+    const slice_part slice = slice_of(rows, now), *const s = &slice;
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     const query_head at = head_of(p, x->head_group, s->head);
@@ -266,7 +286,7 @@ DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x,
         }
     release_stage(loads);
     if (thread % 128 < s->tiles * 16) discard_128(slice_at(p, x, s) + thread % 128 * 32);
-    if (later && is_loader(thread)) {
+    if (later->head < rows->last && is_loader(thread)) {
         const slice_part next = slice_of(rows, later);
         load_slice(p, x, &next, loads);
     }
@@ -298,24 +318,25 @@ DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x,
     }
 }
 
-DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, int thread, int threads) {
+DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, int first, int thread,
+                        int threads) {
     const row_range s = rows_of_item(p, x);
-    const int units = (s.last - s.head) * ((s.end - s.begin) / BM) * (2 * ((TILES + TILES_HELD - 1) / TILES_HELD)),
-              groups = threads / 128;
+    const int groups = threads / 128, of_head = (s.end - s.begin) / BM * (2 * SLICE_LOADS);
     row_loads loads = first_load(shared, thread);
+    row_number now = first_number(&s, loads.group, of_head), later = now;
     if (p->bwd.dq_of_mean && finds_means(p) && thread == 0) /* who adds nothing has not asked for means */
         group_has_means(p, x->head_group, 0);
     begin_rows(p, x->head_group, DQ_ADDITIONS, dq_additions(p, x->head_group), thread, threads);
-    for (int n = loads.group; loads.parity == 0; n += groups, next_stage(&loads)) {
-        if (loads.stage == FIRST_ROW_STAGES) await_row_stages(loads.group);
-        if (n >= units || !is_loader(thread)) continue;
-        const slice_part slice = slice_of(&s, n);
+    for (; loads.parity == 0; advance(&later, groups, of_head), next_stage(&loads)) {
+        if (loads.stage == FIRST_ROW_STAGES && !first) await_row_stages(loads.group);
+        if (later.head >= s.last || !is_loader(thread)) continue;
+        const slice_part slice = slice_of(&s, &later);
         load_slice(p, x, &slice, &loads);
     }
     __syncwarp();
     loads.parity = 0;
-    for (int n = loads.group; n < units; n += groups, next_stage(&loads))
-        postprocess_slice(p, x, &s, n, n + ROW_STAGES * groups < units ? n + ROW_STAGES * groups : 0, &loads, thread);
+    for (; now.head < s.last; advance(&now, groups, of_head), advance(&later, groups, of_head), next_stage(&loads))
+        postprocess_slice(p, x, &s, &now, &later, &loads, thread);
     end_loads(&loads, thread);
     end_rows(p, x->head_group, POSTPROCESSED, x->head_group + RING < p->head_groups, thread, threads);
 }

@@ -95,11 +95,13 @@ typedef struct row_range {
     int head, last, begin, end;
 } row_range;
 DEVICE row_range rows_of_item(const fattni_bwd_sm90_args *p, const work_item *x) {
-    const int rows = p->bwd.padded_rows, chunk = CTAS * x->number + (int)blockIdx.x % CTAS;
+    const int rows = p->bwd.padded_rows;
+    int head = CTAS * x->number + (int)blockIdx.x % CTAS;
+    const int chunk = fattni_divide(&head, &p->by_chunks);
     row_range s;
-    s.head = chunk / p->row_chunks * p->row_heads;
+    s.head = head * p->row_heads;
     s.last = min(s.head + p->row_heads, heads_of_group(p, x->head_group) * p->bwd.a.group);
-    s.begin = chunk % p->row_chunks * p->rows_at_once;
+    s.begin = chunk * p->rows_at_once;
     s.end = min(s.begin + p->rows_at_once, rows);
     return s;
 }
@@ -108,9 +110,15 @@ typedef struct query_head {
     int b, h;
 } query_head;
 DEVICE query_head head_of(const fattni_bwd_sm90_args *p, int head_group, int head) {
-    const int plane = head_group * p->schedule.head_group + head / p->bwd.a.group;
-    const key_head key = key_head_of(p, plane);
-    const query_head at = {key.b, key.hk * p->bwd.a.group + head % p->bwd.a.group};
+    const int group = p->bwd.a.group, first = head_group * p->schedule.head_group;
+    query_head at;
+    if (BIASED) {
+        const key_head key = key_head_of(p, first + head / group);
+        at.b = key.b, at.h = key.hk * group + head % group;
+    } else { /* planes are in the order of key_head_of */
+        at.b = first * group + head;
+        at.h = fattni_divide(&at.b, &p->by_heads);
+    }
     return at;
 }
 /* Of sequence b; packed: of the buffers, see place_of_rows. */
@@ -130,13 +138,12 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
    kernel: of packed sequences, of which a row range may have many, and in kernels with features, where there are no
    registers for it, and which with a softcap need them before (rows/bwd_capped_sums.cuh).
 
-   The first dQ of a call waits for it. So three warps share the sample of a head of the first head group, if it has at
-   most SHARED_KEYS. The bits are those of one warp. */
+   The first dQ of a call waits for it. So three warps share the head of the first head group that a CTA has
+   (bwd_sm90_items.cuh). The bits are those of one warp. */
 enum {
     SEARCHES = !GENERAL && !BIASED,
     FEWEST_KEYS = 32,
     MOST_KEYS = 512,
-    SHARED_KEYS = 128,
     PART_KEYS = 8 /* each part bounds the mean */
 };
 
@@ -165,15 +172,20 @@ DEVICE channel_pair no_keys(void) {
     const channel_pair x = {{0.0f, 0.0f}, {0.0f, 0.0f}, pack(-INFINITY, -INFINITY), pack(INFINITY, INFINITY)};
     return x;
 }
-/* A part of the sample: its sums of both channels, and of their squares. */
-DEVICE void add_part(channel_pair *x, float4 sums) {
-    const float2 least = unpack(x->least), most = unpack(x->most);
-    mean_range low = {least.x, most.x}, high = {least.y, most.y};
+/* Of a part of the sample: from its sums of both channels, and of their squares. */
+DEVICE channel_pair known_of_part(float4 sums) {
+    mean_range low = any_mean(), high = any_mean();
     bound_mean(&low, 0.0f, sums.x, sums.z, (float)PART_KEYS);
     bound_mean(&high, 0.0f, sums.y, sums.w, (float)PART_KEYS);
-    x->least = pack(low.least, high.least), x->most = pack(low.most, high.most);
-    x->sum.x += sums.x, x->sum.y += sums.y;
-    x->square.x += sums.z, x->square.y += sums.w;
+    const channel_pair x = {{sums.x, sums.y}, {sums.z, sums.w}, pack(low.least, high.least), pack(low.most, high.most)};
+    return x;
+}
+DEVICE void add_part(channel_pair *x, const channel_pair *part) {
+    const float2 least = unpack(x->least), most = unpack(x->most), low = unpack(part->least), high = unpack(part->most);
+    x->least = pack(fmaxf(least.x, low.x), fmaxf(least.y, low.y));
+    x->most = pack(fminf(most.x, high.x), fminf(most.y, high.y));
+    x->sum.x += part->sum.x, x->sum.y += part->sum.y;
+    x->square.x += part->square.x, x->square.y += part->square.y;
 }
 /* Their means; to z. */
 DEVICE float2 means_of_pair(float *z, const channel_pair *x, int count) {
@@ -199,8 +211,8 @@ DEVICE sample sample_of(const fattni_bwd_args *bwd, const key_head *at) {
     const sample x = {head + seen.begin * a->k.row, a->k.row, count, count ? keys / count : 1};
     return x;
 }
-/* Sums of a part, of the two channels from `channel` on. */
-DEVICE float4 sums_of_keys(const sample *s, int channel, int part) {
+/* What a part says of the two channels from `channel` on. */
+DEVICE channel_pair part_of_sample(const sample *s, int channel, int part) {
     const half_type *const from = s->keys + channel;
     const int five = 5 % s->stride;
     int key = part * PART_KEYS * s->stride, rest = part * PART_KEYS * 5 % s->stride; /* sampled_key is their sum */
@@ -218,59 +230,49 @@ DEVICE float4 sums_of_keys(const sample *s, int channel, int part) {
         sums.x += y.x, sums.y += y.y;
         sums.z += y.x * y.x, sums.w += y.y * y.y;
     }
-    return sums;
+    return known_of_part(sums);
 }
 /* This lane's first channel in a pass over 64 of them; beyond D it reads the first ones. */
 DEVICE int channel_of(int pass) { return pass * 64 + (int)threadIdx.x % 32 * 2; }
-/* All parts' sums to `sums`, in shared memory, by `warps`, of which this is `number`. */
-DEVICE void share_sample(const fattni_bwd_args *bwd, const key_head *at, float4 *sums, int number, int warps) {
-    const sample s = sample_of(bwd, at);
-    const int parts = s.count / PART_KEYS, lane = (int)threadIdx.x % 32;
-    if (s.count > SHARED_KEYS) return;
-#pragma unroll 1
-    for (int n = number; n < parts * PANELS; n += warps) {
-        const int channel = channel_of(n / parts);
-        sums[n * 32 + lane] = sums_of_keys(&s, channel < bwd->a.D ? channel : 0, n % parts);
-    }
+/* A pass: the means of its channels, to memory; one warp. Gives its part of z. */
+DEVICE float store_means(const fattni_bwd_args *bwd, const key_head *at, const sample *s, int pass,
+                         const channel_pair *x) {
+    const int channel = channel_of(pass), plane = at->b * bwd->a.Hkv + at->hk;
+    float z = 0.0f;
+    *(float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel) =
+        means_of_pair(&z, x, channel < bwd->a.D ? s->count : 0);
+    return sum_of_warp(z);
 }
-
-/* The mean of the keys of a head, to memory; one warp. Returns whether it is used. `shared`: what share_sample left, or
-   NULL. */
-DEVICE int search_head(const fattni_bwd_args *bwd, const key_head *at, const float4 *shared) {
-    const fattni_attention_args *const a = &bwd->a;
-    const sample s = sample_of(bwd, at);
-    const int lane = (int)threadIdx.x % 32, parts = s.count / PART_KEYS, plane = at->b * a->Hkv + at->hk;
-    const int is_shared = shared && s.count <= SHARED_KEYS;
+/* All passes are done: whether the head's means are used, to memory, and the head is counted. One warp. */
+DEVICE void end_search(const fattni_bwd_sm90_args *p, int plane, const key_head *at, const sample *s, float z) {
+    const int use = shows_means(z, p->bwd.a.D, s->count), head_group = plane / p->schedule.head_group;
+    if (is_leader()) p->bwd.key_mean_used[at->b * p->bwd.a.Hkv + at->hk] = use;
+    if (use) async_proxy_fence_global(); /* the producer has the mean copied */
+    __syncwarp();
+    if (is_leader()) {
+        if (use) atomicOr(counter_of(p, head_group, SEARCHED), HAS_MEANS);
+        add_release(counter_of(p, head_group, SEARCHED), 1);
+    }
+    __syncwarp();
+}
+/* SEARCH: the mean of the keys of a plane of the schedule. One warp. */
+DEVICE void search(const fattni_bwd_sm90_args *p, int plane) {
+    if (plane >= p->schedule.planes) return;
+    const key_head at = key_head_of(p, plane);
+    const sample s = sample_of(&p->bwd, &at);
     float z = 0.0f;
 #pragma unroll 1
     for (int pass = 0; pass < PANELS; ++pass) {
-        const int channel = channel_of(pass), inside = channel < a->D;
+        const int channel = channel_of(pass);
         channel_pair x = no_keys();
 #pragma unroll 1
-        for (int part = 0; part < parts; ++part)
-            add_part(&x, is_shared ? shared[(pass * parts + part) * 32 + lane]
-                                   : sums_of_keys(&s, inside ? channel : 0, part));
-        float2 *const mean = (float2 *)(bwd->key_mean + (int64_t)plane * bwd->key_mean_pitch + channel);
-        *mean = means_of_pair(&z, &x, inside ? s.count : 0);
-    }
-    __syncwarp();
-    const int use = shows_means(sum_of_warp(z), a->D, s.count);
-    if (lane == 0) bwd->key_mean_used[plane] = use;
-    return use;
-}
-/* SEARCH: the mean of the keys of a plane of the schedule. One warp. */
-DEVICE void search(const fattni_bwd_sm90_args *p, int plane, const float4 *shared) {
-    if (plane < p->schedule.planes) {
-        const key_head at = key_head_of(p, plane);
-        const int use = search_head(&p->bwd, &at, shared), head_group = plane / p->schedule.head_group;
-        async_proxy_fence_global(); /* the producer has the mean copied */
-        __syncwarp();
-        if (is_leader()) {
-            if (use) atomicOr(counter_of(p, head_group, SEARCHED), HAS_MEANS);
-            add_release(counter_of(p, head_group, SEARCHED), 1);
+        for (int part = 0; part < s.count / PART_KEYS; ++part) {
+            const channel_pair y = part_of_sample(&s, channel < p->bwd.a.D ? channel : 0, part);
+            add_part(&x, &y);
         }
+        z += store_means(&p->bwd, &at, &s, pass, &x);
     }
-    __syncwarp();
+    end_search(p, plane, &at, &s, z);
 }
 
 /* SEARCHED at the time: mostly all heads are searched before it is asked for, and nobody waits for this load. */
@@ -306,8 +308,9 @@ DEVICE void load_mean(const fattni_bwd_sm90_args *p, const task *t, int seen, in
     if (mean) bulk_load(MEMBER_ADDRESS(shared, key_mean), mean + column, columns * 4, full);
 }
 
-/* x.y; x more exact by its `rest` (o_rest.h) where has_rest. */
-DEVICE float dot_8(const uint4 *x, const uint4 *y, const uint2 *rest, int has_rest) {
+/* x.y of a row of which each of `lanes` neighbours has 8 columns; x more exact by its `rest` (o_rest.h) where has_rest.
+   All lanes of a warp. */
+DEVICE float dot_of_row(const uint4 *x, const uint4 *y, const uint2 *rest, int has_rest, int lanes) {
     float sum = 0.0f;
     const uint32_t *const a = (const uint32_t *)x, *const b = (const uint32_t *)y;
 #pragma unroll
@@ -318,6 +321,8 @@ DEVICE float dot_8(const uint4 *x, const uint4 *y, const uint2 *rest, int has_re
         sum += u.x * v.x;
         sum += u.y * v.y;
     }
+#pragma unroll
+    for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
     return sum;
 }
 

@@ -85,9 +85,7 @@ DEVICE void find_statistics(const fattni_bwd_args *bwd, const query_head *at, in
         float delta = 0.0f;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            float sum = dot_8(left + n, right + n, rest + n, has_rest);
-#pragma unroll
-            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+            const float sum = dot_of_row(left + n, right + n, rest + n, has_rest, LANES);
             if (lane == n) delta = sum;
         }
         if (has_row && i < bwd->padded_rows) store_statistics(bwd, base + i, L, delta);
@@ -455,6 +453,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
     const int role = __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0);
     init_barriers(shared, 2, 1);
     init_short(shared);
+    grid_dependency_wait();
     __syncthreads();
     run_short(&p, shared, (const shared_memory *)SHARED_MEMORY, role);
 }

@@ -127,6 +127,7 @@ static inline int load_acquire(const int32_t *p) {
 static inline void add_release(int32_t *p, int x) { *p += x; }
 
 static inline uint32_t shared_address(const void *p) { return (uint32_t)((const unsigned char *)p - memory); }
+static inline void *shared_pointer(uint32_t address) { return memory + address; }
 
 static inline uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat16 x[2] = {__float2bfloat16_rn(low), __float2bfloat16_rn(high)};
