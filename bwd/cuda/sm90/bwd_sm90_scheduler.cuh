@@ -138,7 +138,7 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
    kernel: of packed sequences, of which a row range may have many, and in kernels with features, where there are no
    registers for it, and which with a softcap need them before (rows/bwd_capped_sums.cuh).
 
-   The first dQ of a call waits for it. So three warps share the head of the first head group that a CTA has
+   The first dQ of a call waits for it. So three warps share a CTA's first head, if that is of the first head group
    (bwd_sm90_items.cuh). The bits are those of one warp. */
 enum {
     SEARCHES = !GENERAL && !BIASED,
