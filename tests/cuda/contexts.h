@@ -17,10 +17,10 @@ fattn_ctx *context_or_skip(void);
 /* The same; skips unless it is sm_90, and not capped. Calls of attention_* run on it (device_use). */
 fattn_ctx *hopper_or_skip(void);
 
-/* BF16, F32, F64, F16 */
-extern const fattn_dtype all_dtypes[4];
+/* Number n % 4 of BF16, where the device has it, F32, F64 and F16. */
+fattn_dtype dtype_of(int n);
 
-/* Many key blocks for few rows each, several waves of them; each kind in every dtype, all_dtypes[n % 4]. */
+/* Many key blocks for few rows each, several waves of them; each kind in every dtype, dtype_of(n). */
 enum { WIDE_CASES = 24 };
 attention_case wide_case(int n);
 

@@ -143,7 +143,7 @@ Test(cuda_contracts, workspace_of_a_query_suffices_anywhere, .timeout = 100) {
     enum { MOVED = 8 };
     for (int n = 0; n < 8; ++n) {
         const attention_case a = {.name = "places",
-                                  .dtype = all_dtypes[n % 4],
+                                  .dtype = dtype_of(n),
                                   .B = 2,
                                   .Hq = 4,
                                   .Hkv = 2,
@@ -197,7 +197,7 @@ Test(cuda_contracts, merging_into_nothing_does_not_read_o) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
         const attention_case a = {.name = "merge",
-                                  .dtype = all_dtypes[n],
+                                  .dtype = dtype_of(n),
                                   .B = 2,
                                   .Hq = 2,
                                   .Sq = 90,
@@ -225,7 +225,7 @@ Test(cuda_contracts, rows_without_keys_ignore_d_lse) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
         const attention_case a = {.name = "tall",
-                                  .dtype = all_dtypes[n],
+                                  .dtype = dtype_of(n),
                                   .B = 1,
                                   .Hq = 2,
                                   .Sq = 150,
@@ -255,7 +255,7 @@ Test(cuda_contracts, a_sink_of_infinity) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
         const attention_case a = {.name = "sink",
-                                  .dtype = all_dtypes[n],
+                                  .dtype = dtype_of(n),
                                   .B = 3,
                                   .Hq = 2,
                                   .Sq = 150,
@@ -288,7 +288,7 @@ Test(cuda_contracts, lengths_are_clamped) {
     static const double right[4][4] = {{80, 0, 70}, {90, 40, 0}, {0, 50, 90, 150}, {0, 30, 150, 150}};
     for (int n = 0; n < 8; ++n) {
         attention_case a = {.name = "lengths",
-                            .dtype = all_dtypes[n % 4],
+                            .dtype = dtype_of(n),
                             .B = 3,
                             .Hq = 2,
                             .Sq = 80,
@@ -321,8 +321,8 @@ Test(cuda_contracts, too_many_rows) {
     const fattn_tensor lse = fattn_tensor_view((void *)256, FATTN_F32, FATTN_CUDA, 0, 3, shape);
     const fattn_attention_io io = {.struct_size = sizeof io, .q = &q, .k = &k, .v = &k, .o = &q, .lse = &lse};
     for (int n = 0; n < 4; ++n) {
-        q.dtype = k.dtype = (int32_t)all_dtypes[n];
-        if (all_dtypes[n] == FATTN_F64) continue; /* L would be F64 */
+        q.dtype = k.dtype = (int32_t)dtype_of(n);
+        if (dtype_of(n) == FATTN_F64) continue; /* L would be F64 */
         fattn_attention_plan plan = {.struct_size = sizeof plan};
         cr_assert_eq(fattn_attention_query(ctx, NULL, &io, &plan), FATTN_E_UNSUPPORTED);
         cr_assert(strstr(fattn_ctx_error(ctx), "2^28"), "%s", fattn_ctx_error(ctx));
@@ -342,7 +342,7 @@ Test(cuda_contracts, far_strides, .timeout = 60) {
                               .D = 64,
                               .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC};
     attention_case half = a;
-    half.dtype = FATTN_BF16;
+    half.dtype = call_has_bf16() ? FATTN_BF16 : FATTN_F16;
     for (int n = 0; n < 2; ++n) {
         const attention_case *const c = n ? &half : &a;
         call *const near = call_new(ctx, c), *const far = call_new(ctx, c);
@@ -375,7 +375,7 @@ Test(cuda_contracts, results_that_share_memory_are_rejected) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n) {
         const attention_case a = {.name = "overlaps",
-                                  .dtype = all_dtypes[n],
+                                  .dtype = dtype_of(n),
                                   .B = 2,
                                   .Hq = 2,
                                   .Sq = 64,
@@ -411,7 +411,7 @@ Test(cuda_contracts, far_positions) {
     const int64_t far = (int64_t)1 << 29;
     for (int n = 0; n < 12; ++n) {
         attention_case near = {.name = "positions",
-                               .dtype = all_dtypes[n % 4],
+                               .dtype = dtype_of(n),
                                .B = 2,
                                .Hq = 2,
                                .Sq = 200,
@@ -446,11 +446,11 @@ Test(cuda_contracts, a_rejected_call_writes_nothing) {
     fattn_ctx *const ctx = context_or_skip();
     for (int n = 0; n < 4; ++n)
         for (int algorithm = FATTN_ALGO_AUTO; algorithm <= FATTN_ALGO_FLASH2; ++algorithm) {
-            const fattn_dtype statistic = all_dtypes[n] == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+            const fattn_dtype statistic = dtype_of(n) == FATTN_F64 ? FATTN_F64 : FATTN_F32;
             const int64_t rows[4] = {1, 1 << 20, 1 << 20, 8}, keys[4] = {1, 1 << 20, 64, 8}, one[4] = {1, 1, 1, 1};
             void *const nowhere = (void *)((uintptr_t)1 << 50);
-            const fattn_tensor q = fattn_tensor_view(nowhere, all_dtypes[n], FATTN_CUDA, 0, 4, rows);
-            const fattn_tensor k = fattn_tensor_view(nowhere, all_dtypes[n], FATTN_CUDA, 0, 4, keys);
+            const fattn_tensor q = fattn_tensor_view(nowhere, dtype_of(n), FATTN_CUDA, 0, 4, rows);
+            const fattn_tensor k = fattn_tensor_view(nowhere, dtype_of(n), FATTN_CUDA, 0, 4, keys);
             const fattn_tensor lse = fattn_tensor_view(nowhere, statistic, FATTN_CUDA, 0, 3, rows);
             const fattn_attention_params p = {.struct_size = sizeof p, .algorithm = algorithm};
             fattn_tensor bias, dq = q, dk = k, dv = k, o = q;
@@ -480,7 +480,7 @@ Test(cuda_contracts, a_rejected_call_writes_nothing) {
             cr_assert_eq(fattn_attention_bwd(ctx, &p, &io), FATTN_E_UNSUPPORTED);
             x = 0;
             call_must(ctx, fattn_tensor_copy(ctx, &host, &bias), "bias");
-            cr_assert_eq(x, 7, "algorithm %d, %s", algorithm, fattn_dtype_name(all_dtypes[n]));
+            cr_assert_eq(x, 7, "algorithm %d, %s", algorithm, fattn_dtype_name(dtype_of(n)));
             fattn_tensor_free(ctx, &bias);
         }
     fattn_ctx_destroy(ctx);

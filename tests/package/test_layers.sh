@@ -123,9 +123,9 @@ if [ -s "$work/names_twice" ]; then
 fi
 
 # Kernels that fattni_cuda_start launches wait for the kernel before them; of attention (K_NAME) those that say so in
-# their description, the others are launched otherwise. Some wait only when they have computed addresses: they load and
-# store nothing before.
-waiting=$(grep -rl '^DESCRIBE_KERNEL_THAT_WAITS(' fwd bwd | tr '\n' ' ')
+# their description (Hopper's backward: below), the others are launched otherwise. Some wait only when they have
+# computed addresses: they load and store nothing before.
+waiting=$(grep -rl '^DESCRIBE_KERNEL_THAT_WAITS(' fwd bwd | grep -v bwd/cuda/sm90/ | tr '\n' ' ')
 [ -n "$waiting" ] || { echo 'no attention kernel waits: this test looks for another name'; status=1; }
 find autograd_c core fwd bwd -name '*.cu' -o -name '*.inc' -o -name '*.cuh' | xargs awk -v waiting=" $waiting" '
 /__global__/ { head = ""; inside = 1 }
@@ -144,6 +144,15 @@ FNR == next_line { next_line = 0; begun += 1 }
 END { if (starts != late) { print "a kernel that starts early does not wait"; bad = 1 }
     if (begun < 50 || all <= begun) { print "kernels were not found: " begun " of " all; bad = 1 } exit bad }' ||
     status=1
+# Hopper's backward kernels wait when their mbarriers are there, before all that reads or writes the device's memory.
+grep -l __global__ bwd/cuda/sm90/*.cuh | grep -v dbias > "$work/hopper"
+[ "$(wc -l < "$work/hopper")" -eq 3 ] || { echo "kernels of Hopper's backward: not three files"; status=1; }
+xargs awk 'FNR == 1 { inside = 0 } /__global__/ { inside = 1 }
+inside && /grid_dependency_wait\(\);/ { waits[FILENAME] = 1; inside = 0 }
+inside && /(search|preprocess|postprocess|produce|consume|run_short|load|store|atomic)[a-z_]*\(/ {
+    print FILENAME ":" FNR ": before grid_dependency_wait()"; bad = 1 }
+END { for (n = 1; n < ARGC; ++n) if (!waits[ARGV[n]]) { print ARGV[n] ": no grid_dependency_wait()"; bad = 1 }
+    exit bad }' < "$work/hopper" || status=1
 # Those of huge rows wait in has_tasks, before all that reads or writes the device's memory.
 grep -l __global__ bwd/cuda/huge/*.cuh > "$work/huge"
 [ -s "$work/huge" ] || { echo 'no kernels of huge rows: this test looks in another folder'; status=1; }
