@@ -12,16 +12,16 @@ static __device__ __forceinline__ void store_global_4_if(void *to, const uint32_
                  : "memory");
 }
 
-/* 128 bytes, at a multiple of 128, that are undefined from now on: what L2 has of them is not written to memory. */
-static __device__ __forceinline__ void discard_128(void *at) {
-    asm volatile("discard.global.L2 [%0], 128;" ::"l"(at) : "memory");
-}
-
 /* The same of 8 bytes. */
 static __device__ __forceinline__ void store_global_2_if(void *to, uint2 x, int condition) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}" ::"l"(to), "r"(x.x),
                  "r"(x.y), "r"(condition)
                  : "memory");
+}
+
+/* 128 bytes, at a multiple of 128, that are undefined from now on: what L2 has of them is not written to memory. */
+static __device__ __forceinline__ void discard_128(void *at) {
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(at) : "memory");
 }
 
 #endif

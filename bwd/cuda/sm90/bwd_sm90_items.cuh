@@ -416,7 +416,7 @@ DEVICE void share_search(const fattni_bwd_sm90_args *p, int plane, shared_memory
         named_barrier_sync(MEAN_FOUND, SEARCH_THREADS);
 #pragma unroll 1
         for (int part = 0; number < PANELS && part < copied.count / PART_KEYS; ++part)
-            add_part(&x, &known->parts[part][number * 32 + lane]);
+            join_channels(&x, &known->parts[part][number * 32 + lane]);
     }
     const float z = number < PANELS ? store_means(&p->bwd, &at, &s, number, &x) : 0.0f;
     if (number < PANELS && is_leader()) known->z[number] = z;
@@ -474,6 +474,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer
         if (x.kind == END) return;
         if (x.kind == MAINLOOP) {
             const task t = read_task(&p->bwd.a, shared, n);
+            /* A pointer made of `shared`: of the array ptxas would ask for the address in every step. */
             main_loop(p, &t, n, shared, (const shared_memory *)shared_pointer(shared), consumer);
         } else if (x.kind == PREPROCESS) {
             preprocess(p, &x, rows, n == 0, thread, CONSUMER_THREADS);

@@ -58,13 +58,15 @@ DEVICE void end_loads(row_loads *x, int thread) {
 }
 
 /* Until `count` of `which` are counted; count 0: until all threads are here. Then loads may begin. */
-DEVICE void begin_rows(const fattni_bwd_sm90_args *p, int head_group, int which, int count, int thread, int threads) {
+DEVICE void begin_row_item(const fattni_bwd_sm90_args *p, int head_group, int which, int count, int thread,
+                           int threads) {
     if (count && is_loader(thread)) wait_counter(p, head_group, which, count);
     __syncwarp();
     named_barrier_sync(ROWS_DONE, threads);
 }
 /* All `threads`, after what they wrote; `counts`: somebody waits for it. */
-DEVICE void end_rows(const fattni_bwd_sm90_args *p, int head_group, int which, int counts, int thread, int threads) {
+DEVICE void end_row_item(const fattni_bwd_sm90_args *p, int head_group, int which, int counts, int thread,
+                         int threads) {
     if (counts) async_proxy_fence_global();
     __syncwarp();
     named_barrier_sync(ROWS_DONE, threads);
@@ -214,7 +216,8 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
     const int groups = threads / 128, of_head = (s.end - s.begin) / UNIT;
     row_loads loads = first_load(shared, thread);
     row_number now = first_number(&s, loads.group, of_head), later = now;
-    begin_rows(p, x->head_group - RING, POSTPROCESSED, x->head_group < RING ? 0 : p->row_items * CTAS, thread, threads);
+    begin_row_item(p, x->head_group - RING, POSTPROCESSED, x->head_group < RING ? 0 : p->row_items * CTAS, thread,
+                   threads);
     for (; loads.parity == 0; advance(&later, groups, of_head), next_stage(&loads)) {
         if (loads.stage == FIRST_ROW_STAGES && !first) await_row_stages(loads.group);
         if (later.head >= s.last || thread % 128 >= 32) continue;
@@ -233,7 +236,7 @@ DEVICE void preprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32
         const query_head at = head_of(p, x->head_group, head);
         zero_semaphores(bwd, &at, &s, thread, threads);
     }
-    end_rows(p, x->head_group, PREPROCESSED, 1, thread, threads);
+    end_row_item(p, x->head_group, PREPROCESSED, 1, thread, threads);
 }
 
 /* ---- postprocess ---- */
@@ -326,7 +329,7 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint3
     row_number now = first_number(&s, loads.group, of_head), later = now;
     if (p->bwd.dq_of_mean && finds_means(p) && thread == 0) /* who adds nothing has not asked for means */
         group_has_means(p, x->head_group, 0);
-    begin_rows(p, x->head_group, DQ_ADDITIONS, dq_additions(p, x->head_group), thread, threads);
+    begin_row_item(p, x->head_group, DQ_ADDITIONS, dq_additions(p, x->head_group), thread, threads);
     for (; loads.parity == 0; advance(&later, groups, of_head), next_stage(&loads)) {
         if (loads.stage == FIRST_ROW_STAGES && !first) await_row_stages(loads.group);
         if (later.head >= s.last || !is_loader(thread)) continue;
@@ -338,7 +341,7 @@ DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint3
     for (; now.head < s.last; advance(&now, groups, of_head), advance(&later, groups, of_head), next_stage(&loads))
         postprocess_slice(p, x, &s, &now, &later, &loads, thread);
     end_loads(&loads, thread);
-    end_rows(p, x->head_group, POSTPROCESSED, x->head_group + RING < p->head_groups, thread, threads);
+    end_row_item(p, x->head_group, POSTPROCESSED, x->head_group + RING < p->head_groups, thread, threads);
 }
 
 #endif

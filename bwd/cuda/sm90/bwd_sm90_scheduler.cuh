@@ -180,7 +180,7 @@ DEVICE channel_pair known_of_part(float4 sums) {
     const channel_pair x = {{sums.x, sums.y}, {sums.z, sums.w}, pack(low.least, high.least), pack(low.most, high.most)};
     return x;
 }
-DEVICE void add_part(channel_pair *x, const channel_pair *part) {
+DEVICE void join_channels(channel_pair *x, const channel_pair *part) {
     const float2 least = unpack(x->least), most = unpack(x->most), low = unpack(part->least), high = unpack(part->most);
     x->least = pack(fmaxf(least.x, low.x), fmaxf(least.y, low.y));
     x->most = pack(fminf(most.x, high.x), fminf(most.y, high.y));
@@ -268,7 +268,7 @@ DEVICE void search(const fattni_bwd_sm90_args *p, int plane) {
 #pragma unroll 1
         for (int part = 0; part < s.count / PART_KEYS; ++part) {
             const channel_pair y = part_of_sample(&s, channel < p->bwd.a.D ? channel : 0, part);
-            add_part(&x, &y);
+            join_channels(&x, &y);
         }
         z += store_means(&p->bwd, &at, &s, pass, &x);
     }
