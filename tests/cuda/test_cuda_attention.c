@@ -397,8 +397,8 @@ Test(cuda_attention, layouts, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
-/* No tensor map can have these rows of o, which Hopper's plain kernels load by TMA: of whole heads, of few and of
-   several head groups. */
+/* No tensor map can have these rows of o, which Hopper's kernels load by TMA: of heads that a CTA has whole, and of
+   others. */
 Test(cuda_attention, o_reversed, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     static const int64_t rows[] = {131, 384, 1000};
