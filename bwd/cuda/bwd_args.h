@@ -66,6 +66,17 @@ enum { FATTNI_SHORT_KEYS = 512 };
 /* Most key blocks of a head of packed sequences. */
 #define FATTNI_PACKED_BLOCKS(rows_k, BN, B) ((rows_k) / (BN) + (B))
 
+/* In which order key blocks of a causal mask are claimed: from the longest on, but `count` of them from number `begin`
+   on in the other order, which starts in their middle, at number `shift` of them. count 0: all from the longest on. */
+typedef struct fattni_bwd_order {
+    int32_t begin, count, shift;
+} fattni_bwd_order;
+FATTNI_DIVIDER int fattni_ordered_block(const fattni_bwd_order *x, int n) {
+    const int at = n - x->begin;
+    if (at < 0 || at >= x->count) return n;
+    return x->begin + x->count - 1 - (at + x->shift < x->count ? at + x->shift : at + x->shift - x->count);
+}
+
 /* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */
 typedef struct fattni_bwd_sm90_args {
     CUtensorMap q, k, v, d_o;     /* {d, row, head, batch}, boxes of 64 columns */
@@ -90,30 +101,40 @@ typedef struct fattni_bwd_sm90_args {
        key block, of at most part_blocks row blocks (and all heads of the group). dK and dV of all but a task's last
        part, and how many of them are stored; per divided task. most_parts 1: there are none. */
     int32_t whole, most_parts, part_blocks;
+    fattni_bwd_order order; /* count 0 unless a causal call's heads are one head group */
     float *part_sums;
     int32_t *parts_stored;
 } fattni_bwd_sm90_args;
 
+/* Work items of rows of a head group's `heads`, of at most `rows` rows: how many heads one has, and how many there
+   are. */
+static inline int32_t fattni_heads_of_rows(const fattni_bwd_sm90_args *s, int32_t rows) {
+    const int32_t heads = rows / s->bwd.padded_rows;
+    return heads < 1 ? 1 : heads < FATTNI_WORK_ITEM_HEADS ? heads : FATTNI_WORK_ITEM_HEADS;
+}
+static inline int32_t fattni_items_of_rows(const fattni_bwd_sm90_args *s, int32_t heads, int32_t rows) {
+    const int32_t each = fattni_heads_of_rows(s, rows);
+    return (s->bwd.padded_rows + rows - 1) / rows * ((heads + each - 1) / each);
+}
+
 /* Divides a backward call whose schedule, finds_means, padded_rows and row_block are set into work items, one for
-   each `cluster` of `ctas` CTAs; schedule.tiles are those of the main loop. Where one head group is all there is,
-   nothing runs beside its rows, and all CTAs share them. The counters follow next_tile and one for SEARCH in memory. */
-enum { FATTNI_COUNTERS = 4 };
+   each `cluster` of `ctas` CTAs; schedule.tiles are those of the main loop. Nothing runs beside the rows of the first
+   and the last head group, and little beside those of the next to them: of few head groups all CTAs share these rows.
+   The counters follow next_tile and one for SEARCH in memory. */
+enum { FATTNI_COUNTERS = 4, FATTNI_FEW_GROUPS = 4 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;
     const int32_t head_group = s->schedule.head_group, heads = head_group * a->group;
     int32_t rows = FATTNI_ROWS_AT_ONCE(s->bwd.D_padded);
     s->progress = s->schedule.next_tile + 2;
     s->head_groups = (s->schedule.planes + head_group - 1) / head_group;
-    while (s->head_groups == 1 && rows % (2 * s->bwd.row_block) == 0 &&
-           2 * (int64_t)heads * s->bwd.padded_rows <= (int64_t)ctas * rows)
-        rows /= 2;
+    for (int32_t n = s->bwd.row_block; n < rows && s->head_groups <= FATTNI_FEW_GROUPS; n += s->bwd.row_block)
+        if ((s->head_groups > 1 ? 2 : 1) * fattni_items_of_rows(s, heads, n) <= ctas) rows = n;
     s->rows_at_once = rows;
     s->row_chunks = (s->bwd.padded_rows + rows - 1) / rows;
     s->by_chunks = fattni_divider_of(s->row_chunks), s->by_heads = fattni_divider_of(a->Hq);
-    s->row_heads = s->row_chunks > 1 ? 1 : rows / s->bwd.padded_rows;
-    s->row_heads = s->row_heads < FATTNI_WORK_ITEM_HEADS ? s->row_heads : FATTNI_WORK_ITEM_HEADS;
-    s->row_items = s->row_chunks * ((heads + s->row_heads - 1) / s->row_heads);
-    s->row_items = (s->row_items + cluster - 1) / cluster;
+    s->row_heads = fattni_heads_of_rows(s, rows);
+    s->row_items = (fattni_items_of_rows(s, heads, rows) + cluster - 1) / cluster;
     s->rows_beside = s->head_groups > 1 ? s->row_items : 0;
     s->search_items =
         s->finds_means && cluster > 1 ? (s->schedule.planes + FATTNI_SEARCH_WARPS - 1) / FATTNI_SEARCH_WARPS : 0;

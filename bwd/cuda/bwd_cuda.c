@@ -131,15 +131,18 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
 }
 
 /* Heads that are processed together: about two and a half waves of CTAs at most, the longest work items first, so that
-   their dQ accumulators fit L2. For clusters in short sequences half a wave, since each of their row work items has its
-   own CTA. Deterministic: concurrent key blocks of one head wait for each other: a larger group has fewer of them. */
+   their dQ accumulators fit L2. Of many short sequences, where rows are much of the work, little more than a wave, as
+   was measured. For clusters in short sequences half a wave, since each of their row work items has its own CTA.
+   Deterministic: concurrent key blocks of one head wait for each other: a larger group has fewer of them. */
 static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int64_t blocks,
                              int64_t planes) {
-    const int64_t half_waves = k->cluster > 1 && blocks <= FATTNI_SHORT_BLOCKS ? 1 : 5;
+    const bool is_short = blocks <= FATTNI_SHORT_BLOCKS, ordered = p->flags & FATTN_DETERMINISTIC;
+    const int64_t sms = ctx->gpu.sms, half_waves = k->cluster > 1 && is_short ? 1 : 5, eighths = k->D > 96 ? 10 : 11;
+    if (is_short && k->cluster == 1 && !ordered && planes * blocks > 4 * sms)
+        return fattni_cuda_even_group(fattni_max(eighths * sms / (8 * blocks), 1), planes);
     int64_t n = 1;
-    while (2 * (2 * n * blocks * k->cluster) <= half_waves * ctx->gpu.sms) n *= 2;
-    if ((p->flags & FATTN_DETERMINISTIC) && blocks > FATTNI_SHORT_BLOCKS)
-        n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
+    while (2 * (2 * n * blocks * k->cluster) <= half_waves * sms) n *= 2;
+    if (ordered && !is_short) n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
     return fattni_cuda_even_group(n, planes);
 }
 
@@ -163,7 +166,9 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, &mapped, k, rows, x);
     fattni_cuda_leave(ctx, entered);
-    x->schedule = fattni_sm90_schedule_of(blocks, planes, head_group_of(ctx, p, k, blocks, planes));
+    x->order = fattni_bwd_sm90_order(ctx, p, k, parts);
+    x->schedule =
+        fattni_sm90_schedule_of(blocks, planes, x->order.count ? planes : head_group_of(ctx, p, k, blocks, planes));
     x->schedule.next_tile = counters;
     divide(x, parts);
     x->finds_means = rows && finds_means(k, bwd);

@@ -16,10 +16,11 @@ DEVICE mean_range any_mean(void) {
     return any;
 }
 /* Of `count` keys of a part: sums of what they are above `origin`, and of the squares of that. A NaN is no bound, and
-   no deviation (of variance 0). */
+   no deviation (of variance 0). Products that are added are explicit: the same bits wherever it is inlined. */
 DEVICE void bound_mean(mean_range *range, float origin, float sum, float square, float count) {
-    const float weight = __fdividef(1.0f, count), shift = sum * weight, mean = origin + shift;
-    const float variance = square * weight - shift * shift, reach = fmaxf(fabsf(mean), variance * rsqrtf(variance));
+    const float weight = __fdividef(1.0f, count), shift = sum * weight, mean = fmaf(sum, weight, origin);
+    const float variance = fmaf(square, weight, -shift * shift),
+                reach = fmaxf(fabsf(mean), variance * rsqrtf(variance));
     range->least = fmaxf(range->least, mean - reach);
     range->most = fminf(range->most, mean + reach);
 }

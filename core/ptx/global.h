@@ -19,9 +19,4 @@ static __device__ __forceinline__ void store_global_2_if(void *to, uint2 x, int 
                  : "memory");
 }
 
-/* 128 bytes, at a multiple of 128, that are undefined from now on: what L2 has of them is not written to memory. */
-static __device__ __forceinline__ void discard_128(void *at) {
-    asm volatile("discard.global.L2 [%0], 128;" ::"l"(at) : "memory");
-}
-
 #endif

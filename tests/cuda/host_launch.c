@@ -7,6 +7,7 @@
 #include "core/cuda/blas/blas.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/library.h"
+#include "core/cuda/sm90.h"
 #include "fwd/cuda/fwd_cuda.h"
 #include "fwd/cuda/fwd_decode.h"
 #include "fwd/cuda/fwd_parts.h"
@@ -158,6 +159,97 @@ Test(host_launch, results_of_parts_are_bounded) {
                   (long long)(keys * group), (long long)keys, (long long)Sq, (long long)Sk, parts.sums);
     }
     cr_assert(divided > 500, "%d calls are divided", divided);
+}
+
+/* ---- the order of key blocks, and rows of head groups ---- */
+
+/* When 132 SMs end that claim the key blocks of `heads` causal heads in an order, each the one that is free first. */
+static int64_t end_of_order(const fattni_bwd_order *order, int64_t heads, int64_t N, int BM) {
+    int64_t time[132] = {0}, last = 0;
+    for (int n = 0; n < (int)(N / 128); ++n)
+        for (int64_t head = 0; head < heads; ++head) {
+            int first = 0;
+            for (int sm = 1; sm < 132; ++sm)
+                if (time[sm] < time[first]) first = sm;
+            time[first] += 4 * ((N - 128 * fattni_ordered_block(order, n)) / BM) + (BM == 64 ? 12 : 5);
+            last = fattni_max(last, time[first]);
+        }
+    return last;
+}
+static fattni_bwd_order order_of(int64_t heads, int64_t N, int64_t D, uint32_t flags, int *BM) {
+    fattn_ctx ctx = context_of(90);
+    shapes x;
+    fattni_problem p;
+    fattni_bwd_choice choice;
+    describe(&x, FATTN_BF16, heads, N, N, D);
+    x.p.flags = flags;
+    cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_BWD, true, &p), FATTN_OK);
+    cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
+    const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
+    *BM = choice.main->BM;
+    return fattni_bwd_sm90_order(&ctx, &p, choice.main, &parts);
+}
+
+/* Each key block comes once, and the call ends a 32nd sooner or more. */
+Test(host_launch, another_order_of_key_blocks_ends_sooner) {
+    const fattni_bwd_order from_longest = {0, 0, 0};
+    int BM, others = 0;
+    for (int64_t D = 64; D <= 128; D += 64)
+        for (int64_t heads = 3; heads <= 48; ++heads)
+            for (int64_t N = 512; N <= 12288; N += N / 2 / 128 * 128) {
+                const fattni_bwd_order x = order_of(heads, N, D, FATTN_CAUSAL, &BM);
+                bool seen[96] = {false}, good = true;
+                for (int n = 0; n < (int)(N / 128); ++n) {
+                    const int block = fattni_ordered_block(&x, n);
+                    good &= block >= 0 && block < (int)(N / 128) && !seen[block];
+                    if (good) seen[block] = true;
+                }
+                cr_assert(good);
+                if (!x.count) continue;
+                others += 1;
+                const int64_t end = end_of_order(&x, heads, N, BM), before = end_of_order(&from_longest, heads, N, BM);
+                cr_assert(32 * end <= 31 * before + 31, "%lld heads of %lld: %lld, not %lld", (long long)heads,
+                          (long long)N, (long long)end, (long long)before);
+            }
+    cr_assert(others >= 10, "%d orders", others);
+    const fattni_bwd_order gpt2 = order_of(12, 4096, 64, FATTN_CAUSAL, &BM);
+    cr_assert(gpt2.begin == 11 && gpt2.count == 11 && gpt2.shift == 4);
+    cr_assert_eq(order_of(12, 4096, 64, 0, &BM).count, 0);
+    cr_assert_eq(order_of(12, 4096, 64, FATTN_CAUSAL | FATTN_DETERMINISTIC, &BM).count, 0);
+    cr_assert_eq(order_of(12, 4096, 256, FATTN_CAUSAL, &BM).count, 0, "clusters");
+    cr_assert_eq(order_of(48, 4096, 64, FATTN_CAUSAL, &BM).count, 0, "many");
+}
+
+/* Every row of a head group is of one work item; where there are few head groups each SM has one at most, of as few
+   rows as that allows. */
+Test(host_launch, rows_of_head_groups_are_divided) {
+    for (int n = 0; n < 2000; ++n) {
+        const int32_t D = n % 2 ? 64 : 128, block = D == 64 ? 128 : 64, group = 1 + n % 5, heads = 1 + n * 7 % 90;
+        const int32_t planes = heads * (1 + n % 3), rows = block * (1 + n * 11 % 70), blocks = (rows + 127) / 128;
+        fattni_bwd_sm90_args s = {.schedule = fattni_sm90_schedule_of(blocks, planes, heads), .most_parts = 1};
+        s.schedule.next_tile = place(0);
+        s.whole = s.schedule.tiles;
+        s.bwd.padded_rows = rows, s.bwd.row_block = block, s.bwd.D_padded = D;
+        s.bwd.a.group = group, s.bwd.a.Hq = planes * group;
+        fattni_schedule_backward(&s, 1, 132);
+        const int32_t all = heads * group;
+        int64_t seen = 0;
+        bool empty = false;
+        for (int32_t item = 0; item < s.row_items; ++item) { /* as rows_of_item has it */
+            int head = item;
+            const int chunk = fattni_divide(&head, &s.by_chunks), begin = chunk * s.rows_at_once;
+            const int32_t of_item = (int32_t)fattni_min(s.row_heads, all - head * s.row_heads);
+            empty |= of_item <= 0 || begin >= rows;
+            seen += of_item * (fattni_min(begin + s.rows_at_once, rows) - begin);
+        }
+        cr_assert(!empty && seen == (int64_t)all * rows, "case %d", n);
+        cr_assert(s.rows_at_once % block == 0 && s.rows_at_once <= FATTNI_ROWS_AT_ONCE(D));
+        const int32_t most = 132 / (s.head_groups > 1 ? 2 : 1);
+        if (s.rows_at_once < FATTNI_ROWS_AT_ONCE(D)) {
+            cr_assert_leq(s.row_items, most, "case %d", n);
+            cr_assert(s.rows_at_once == block || fattni_items_of_rows(&s, all, s.rows_at_once - block) > most);
+        }
+    }
 }
 
 /* ---- heads in groups ---- */

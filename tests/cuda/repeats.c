@@ -22,6 +22,8 @@ static const attention_case cases[] = {
     {SHAPE, .name = "ordered", .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
     {SHAPE, .name = "window", .flags = FATTN_WINDOW, .window_left = 100, .window_right = 7, .softcap = 5, .alibi = true,
      .sink = true},
+    {SHAPE, .name = "means"},
+    {.B = 2, .Hq = 6, .Sq = 400, .Sk = 700, .name = "means, ordered", .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
     {SHAPE, .name = "softcap, means", .softcap = 20, .sink = true},
     {SHAPE, .name = "dropout", .dropout_p = 0.2f},
     {.B = 2, .Hq = 4, .Hkv = 2, .Sq = 330, .Sk = 528, .name = "bias", .bias = BIAS | BIAS_OVER_B},

@@ -222,7 +222,7 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
 }
 
 /* How Hopper's kernels share out work on 132 SMs: a full mask whose last key blocks are divided, heads in groups that
-   are no power of two, key blocks in several parts for each SM. */
+   are no power of two, key blocks in several parts for each SM, or from not the longest on. */
 Test(cuda_attention, shares_of_work, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     static const attention_case cases[] = {
@@ -242,6 +242,9 @@ Test(cuda_attention, shares_of_work, .timeout = 400) {
          .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
         {"seven heads of a group", .B = 1, .Hq = 28, .Hkv = 4, .Sq = 1000, .Sk = 1000, .flags = FATTN_CAUSAL},
         {"eight heads of a group", .B = 1, .Hq = 16, .Hkv = 2, .Sq = 1500, .Sk = 1500, .flags = FATTN_CAUSAL},
+        {"another order", .B = 3, .Hq = 11, .Hkv = 11, .Sq = 1140, .Sk = 1150, .flags = FATTN_CAUSAL},
+        {"another order, dL, added", .B = 1, .Hq = 44, .Hkv = 44, .Sq = 1000, .Sk = 1000, .d_lse = true,
+         .flags = FATTN_CAUSAL | FATTN_ACC_DQ},
     };
     static const int64_t head_dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {80, 80}};
     for (int n = 0; n < (int)(sizeof cases / sizeof *cases); ++n)

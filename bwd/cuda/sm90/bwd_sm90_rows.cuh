@@ -21,7 +21,7 @@ enum {
     TILES_HELD = ROW_STAGE_BYTES / 2048 < TILES ? ROW_STAGE_BYTES / 2048 : TILES
 };
 static_assert(2 * ROW_PANELS * UNIT_BYTES <= ROW_STAGE_BYTES && UNIT_BYTES % 1024 == 0 && BM % UNIT == 0 &&
-                  32 % LANES == 0 && EACH * 128 == UNIT * LANES && EACH <= LANES && TILES_HELD % 2 == 0,
+                  32 % LANES == 0 && EACH * 128 == UNIT * LANES && EACH <= LANES && TILES_HELD % 4 == 0,
               "rows of a unit");
 
 /* A group's loads of a work item, one after the other: the stage of the next one that is used, and the parity of its
@@ -263,8 +263,7 @@ DEVICE void load_slice(const fattni_bwd_sm90_args *p, const work_item *x, const 
     if (s->tiles) bulk_load(row_stage(loads), slice_at(p, x, s), s->tiles * 2048, row_stage_full(loads));
 }
 
-/* dq of a part of a slice, with dq_of_mean times the mean of the keys; asks for part `later`, where there is one. What
-   has been read of the accumulator need not go to memory: it has been changed, and is no longer used. */
+/* dq of a part of a slice, with dq_of_mean times the mean of the keys; asks for part `later`, where there is one. */
 DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x, const row_range *rows,
                               const row_number *now, const row_number *later, const row_loads *loads, int thread) {
     const slice_part slice = slice_of(rows, now), *const s = &slice;
@@ -288,7 +287,6 @@ DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x,
             y[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     release_stage(loads);
-    if (thread % 128 < s->tiles * 16) discard_128(slice_at(p, x, s) + thread % 128 * 32);
     if (later->head < rows->last && is_loader(thread)) {
         const slice_part next = slice_of(rows, later);
         load_slice(p, x, &next, loads);
@@ -303,22 +301,22 @@ DEVICE void postprocess_slice(const fattni_bwd_sm90_args *p, const work_item *x,
                 y[c] = make_float4(y[c].x + sum * m.x, y[c].y + sum * m.y, y[c].z + sum8 * m.x, y[c].w + sum8 * m.y);
             }
     }
-    const int t = thread % 4, i = row + thread % 32 / 4 + t / 2 * 8, begin = column + t % 2 * 8; /* transpose_quad's */
-    const int width = i < place.end ? min(a->D, begin + 8 * s->tiles) : 0;
+    const int t = thread % 4, i = row + thread % 32 / 4, begin = column + t * 8, end = min(a->D, column + 8 * s->tiles);
     half_type *const to =
         (half_type *)bwd->dq.p + at.b * bwd->dq.b + at.h * bwd->dq.h + (i + place.shift) * bwd->dq.row + begin;
 #pragma unroll
-    for (int c = 0; c < TILES_HELD; c += 2) { /* lane t of a quad: tile c + t % 2, row 8 (t / 2) */
-        uint32_t r[4];
+    for (int c = 0; c < TILES_HELD; c += 4) /* lane t of a quad has tile c + t: 64 bytes of a row at a time */
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const float4 z = y[c + e];
-            r[e] = pack(bwd->dq_scale * z.x, bwd->dq_scale * z.y);
-            r[2 + e] = pack(bwd->dq_scale * z.z, bwd->dq_scale * z.w);
+            uint32_t r[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const float4 z = y[c + n];
+                r[n] = pack(bwd->dq_scale * (e ? z.z : z.x), bwd->dq_scale * (e ? z.w : z.y));
+            }
+            transpose_quad(r);
+            store_global_4_if(to + 8 * e * bwd->dq.row + c * 8, r, begin + c * 8 < end && i + 8 * e < place.end);
         }
-        transpose_quad(r);
-        store_global_4_if(to + c * 8, r, begin + c * 8 < width);
-    }
 }
 
 DEVICE void postprocess(const fattni_bwd_sm90_args *p, const work_item *x, uint32_t shared, int first, int thread,

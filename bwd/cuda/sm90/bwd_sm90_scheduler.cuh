@@ -139,7 +139,7 @@ DEVICE float *accumulator_of(const fattni_bwd_sm90_args *p, int head_group, int 
    registers for it, and which with a softcap need them before (rows/bwd_capped_sums.cuh).
 
    The first dQ of a call waits for it. So three warps share a CTA's first head, if that is of the first head group
-   (bwd_sm90_items.cuh). The bits are those of one warp. */
+   (bwd_sm90_items.cuh). The bits are those of one warp; so products that are added are explicit (fmaf). */
 enum {
     SEARCHES = !GENERAL && !BIASED,
     FEWEST_KEYS = 32,
@@ -153,7 +153,7 @@ DEVICE int finds_means(const fattni_bwd_sm90_args *p) { return SEARCHES && p->fi
 DEVICE float mean_of_sums(float *z, const mean_range *range, float sum, float square, int count) {
     if (count == 0) return 0.0f;
     const float weight = __fdividef(1.0f, (float)count), mean = sum * weight;
-    const float used = channel_mean(z, mean, fmaxf(square * weight - mean * mean, 0.0f), count);
+    const float used = channel_mean(z, mean, fmaxf(fmaf(square, weight, -mean * mean), 0.0f), count);
     return used == 0.0f ? used : bounded_mean(range, used);
 }
 DEVICE float sum_of_warp(float x) {
@@ -228,7 +228,7 @@ DEVICE channel_pair part_of_sample(const sample *s, int channel, int part) {
     for (int n = 0; n < PART_KEYS; ++n) {
         const float2 y = unpack(pairs[n]);
         sums.x += y.x, sums.y += y.y;
-        sums.z += y.x * y.x, sums.w += y.y * y.y;
+        sums.z = fmaf(y.x, y.x, sums.z), sums.w = fmaf(y.y, y.y, sums.w);
     }
     return known_of_part(sums);
 }

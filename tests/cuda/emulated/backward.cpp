@@ -44,6 +44,7 @@ typedef struct test_case {
     int sink;
     int parts;   /* tasks are divided into up to so many, of as many row blocks each; */
     int divided; /* only so many at the end, of the last head group, or all */
+    fattni_bwd_order order;
 } test_case;
 
 /* Of kernels that always have one. With means scores are as large as these. */
@@ -187,6 +188,7 @@ static void set_up(problem *p, const test_case *c) {
     p->args.part_sums = p->part_sums.data(), p->args.parts_stored = p->parts_stored.data();
     p->args.schedule.tiles = p->args.whole + divided * most_parts;
     p->args.schedule.head_group = group;
+    p->args.order = c->order;
     p->args.items = p->args.schedule.tiles;
     p->counters.assign((size_t)(2 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
     p->args.schedule.next_tile = p->counters.data();
@@ -481,6 +483,8 @@ static test_case cases[] = {
     {CASE("causal, odd head", 1, 1, 1, 100, 70, K_D, 1, -1, -1), .odd = 1},
     {CASE("causal, short rows, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1), .dq_semaphore = 1},
     {CASE("causal, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1), .rows = 2},
+    {CASE("causal, another order", 3, 2, 1, 450, 600, K_D, 1, -1, -1), .rows = 3, .order = {1, 3, 1}},
+    {CASE("causal, many heads", 7, 2, 1, 150, 200, K_D - 8, 1, -1, -1), .rows = 1},
     {CASE("causal, means, deterministic", 2, 1, 1, 150, 280, K_D - 8, 1, -1, -1), .dq_semaphore = 1, .mean = 50},
     {CASE("causal, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1), .rows = 2, .mean = 100},
     {CASE("causal, exact, means, with rows", 1, 6, 3, 150, 140, K_D, 1, -1, -1), .rows = 2, .mean = 100, .exact = 1},

@@ -105,9 +105,6 @@ static inline void store_global_2_if(void *to, uint2 x, int condition) {
     if ((uintptr_t)to % 8 && condition) machine_fail("a store is not aligned to 8 bytes");
     if (condition) memcpy(to, &x, 8);
 }
-static inline void discard_128(void *at) {
-    for (int n = 0; n < 32; ++n) ((float *)at)[n] = NAN;
-}
 static inline void store_global_4_if(void *to, const uint32_t x[4], int condition) {
     if (condition) memcpy(to, x, 16);
 }
