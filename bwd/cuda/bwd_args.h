@@ -66,17 +66,6 @@ enum { FATTNI_SHORT_KEYS = 512 };
 /* Most key blocks of a head of packed sequences. */
 #define FATTNI_PACKED_BLOCKS(rows_k, BN, B) ((rows_k) / (BN) + (B))
 
-/* In which order key blocks of a causal mask are claimed: from the longest on, but `count` of them from number `begin`
-   on in the other order, which starts in their middle, at number `shift` of them. count 0: all from the longest on. */
-typedef struct fattni_bwd_order {
-    int32_t begin, count, shift;
-} fattni_bwd_order;
-FATTNI_DIVIDER int fattni_ordered_block(const fattni_bwd_order *x, int n) {
-    const int at = n - x->begin;
-    if (at < 0 || at >= x->count) return n;
-    return x->begin + x->count - 1 - (at + x->shift < x->count ? at + x->shift : at + x->shift - x->count);
-}
-
 /* Of Hopper's kernels. schedule.next_tile counts work items (bwd_sm90_scheduler.cuh). */
 typedef struct fattni_bwd_sm90_args {
     CUtensorMap q, k, v, d_o;     /* {d, row, head, batch}, boxes of 64 columns */
@@ -101,7 +90,6 @@ typedef struct fattni_bwd_sm90_args {
        key block, of at most part_blocks row blocks (and all heads of the group). dK and dV of all but a task's last
        part, and how many of them are stored; per divided task. most_parts 1: there are none. */
     int32_t whole, most_parts, part_blocks;
-    fattni_bwd_order order; /* count 0 unless a causal call's heads are one head group */
     float *part_sums;
     int32_t *parts_stored;
 } fattni_bwd_sm90_args;

@@ -166,9 +166,10 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */
     const fattn_status s = make_maps(ctx, &mapped, k, rows, x);
     fattni_cuda_leave(ctx, entered);
-    x->order = fattni_bwd_sm90_order(ctx, p, k, parts);
+    const fattni_block_order order = fattni_bwd_sm90_order(ctx, p, k, parts);
     x->schedule =
-        fattni_sm90_schedule_of(blocks, planes, x->order.count ? planes : head_group_of(ctx, p, k, blocks, planes));
+        fattni_sm90_schedule_of(blocks, planes, order.count ? planes : head_group_of(ctx, p, k, blocks, planes));
+    x->schedule.order = order;
     x->schedule.next_tile = counters;
     divide(x, parts);
     x->finds_means = rows && finds_means(k, bwd);

@@ -41,8 +41,8 @@ typedef struct fattni_bwd_parts {
 fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k);
 
 /* The order of a causal call's key blocks, of whose heads one head group is made, where that ends sooner. */
-fattni_bwd_order fattni_bwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                       const fattni_bwd_parts *parts);
+fattni_block_order fattni_bwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                         const fattni_bwd_parts *parts);
 
 /* For a Hopper kernel; encodes the tensor maps: host work only. counters: zeroed by the caller; rows: the kernel also
    does the work of preprocess and postprocess. parts: whose memory the caller adds. */

@@ -2,8 +2,9 @@
    fewer key blocks than there are SMs, or is as slow as the longest of them below a diagonal; and of a full mask,
    whose key blocks take the same time, the last ones leave SMs without work. Parts of a key block run on several SMs,
    and cost the exchange of their dK and dV (bwd_sm90_items.cuh, join_parts). And in which order whole key blocks below
-   a diagonal are claimed. */
+   a diagonal are claimed (core/cuda/order.c). */
 #include "bwd/cuda/bwd_cuda.h"
+#include "core/cuda/sm90.h"
 
 #include <string.h>
 
@@ -173,80 +174,16 @@ fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
     return x;
 }
 
-/* ---- order ----
+/* ---- order ---- */
 
-   Key blocks below a diagonal are claimed from the longest on. Where there are up to three and a third for each SM that
-   can end badly: of 12 heads of 4096 keys (2.9) all SMs have had two key blocks at about the same time, and then take
-   up to a sixth of the call for one of the last 120, or have none. So key blocks of the second wave come in another
-   order, by which SMs end them at different times. */
-
-enum { MOST_ORDERED = 128, WIDE_ITEM = 5 }; /* key blocks; ITEM with row blocks of 128 */
-
-/* SMs that end at the same time. */
-typedef struct ending {
-    int32_t time, sms;
-} ending;
-/* When the last of so many whole tasks ends, claimed in an order; `item`: what each takes beside its steps. */
-static int32_t end_in_order(const tasks *x, const fattni_bwd_order *order, int32_t item, int32_t sms) {
-    ending at[MOST_ORDERED + 2] = {{0, sms}}; /* the soonest first; a key block adds one at most */
-    int32_t count = 1;
-    for (int32_t n = 0; n < x->count; ++n) {
-        const int32_t time = STEP * x->blocks[fattni_ordered_block(order, n)] * x->group + item;
-        for (int32_t left = x->planes; left > 0;) {
-            const ending next = {at[0].time + time, at[0].sms < left ? at[0].sms : left};
-            left -= next.sms, at[0].sms -= next.sms;
-            if (at[0].sms == 0) memmove(at, at + 1, (size_t)--count * sizeof *at);
-            int32_t to = count;
-            while (to > 0 && at[to - 1].time > next.time) --to;
-            if (to > 0 && at[to - 1].time == next.time) {
-                at[to - 1].sms += next.sms;
-            } else {
-                memmove(at + to + 1, at + to, (size_t)(count++ - to) * sizeof *at);
-                at[to] = next;
-            }
-        }
-    }
-    return at[count - 1].time;
-}
-static fattni_bwd_order order_of_tasks(const tasks *x, int32_t item, int32_t sms) {
-    const fattni_bwd_order from_longest = {0, 0, 0};
-    const int32_t wave = sms / x->planes, whole = end_in_order(x, &from_longest, item, sms);
-    fattni_bwd_order best = from_longest;
-    int64_t all = 0;
-    for (int32_t n = 0; n < x->count; ++n) all += (STEP * x->blocks[n] * x->group + item) * x->planes;
-    int32_t least = whole - whole / 32; /* less is not worth it */
-    if (all > (int64_t)least * sms) return best;
-    for (int32_t begin = wave; begin <= wave + 1; ++begin)
-        for (int32_t count = wave - 1; count <= wave + 1; ++count)
-            for (int32_t shift = 0; shift < count; shift += 1 + count / 12) {
-                const fattni_bwd_order order = {begin, count, shift};
-                if (begin < 1 || count < 2 || begin + count > x->count) continue;
-                const int32_t end = end_in_order(x, &order, item, sms);
-                if (end < least) best = order, least = end;
-            }
-    return best;
-}
-
-fattni_bwd_order fattni_bwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
-                                       const fattni_bwd_parts *parts) {
-    static _Thread_local struct {
-        tasks of;
-        int32_t item, sms;
-        fattni_bwd_order order;
-    } last;
-    const fattni_bwd_order from_longest = {0, 0, 0};
-    const int64_t planes = fattni_bwd_sm90_planes(p, k), blocks = fattni_bwd_sm90_blocks(p, k), sms = ctx->gpu.sms;
-    const int32_t item = k->BM > 64 ? WIDE_ITEM : ITEM;
+fattni_block_order fattni_bwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                         const fattni_bwd_parts *parts) {
+    enum { WIDE_ITEM = 5 }; /* ITEM of row blocks of 128 */
+    const int64_t planes = fattni_bwd_sm90_planes(p, k), blocks = fattni_bwd_sm90_blocks(p, k);
     if (k->variant != FATTNI_VARIANT_CAUSAL || k->cluster > 1 || parts->most > 1 || p->Sq * p->group > 1 << 24 ||
-        (p->flags & FATTN_DETERMINISTIC) || blocks > MOST_ORDERED || planes * blocks <= sms ||
-        3 * planes * blocks > 10 * sms)
-        return from_longest;
-    const tasks t = tasks_of(p, k, planes);
-    const bool same = last.sms == sms && last.item == item && last.of.count == t.count && last.of.planes == t.planes &&
-                      last.of.group == t.group && !memcmp(last.of.blocks, t.blocks, (size_t)t.count * sizeof *t.blocks);
-    if (!same) {
-        last.of = t, last.item = item, last.sms = (int32_t)sms;
-        last.order = order_of_tasks(&t, item, (int32_t)sms);
-    }
-    return last.order;
+        (p->flags & FATTN_DETERMINISTIC) || blocks > MOST_TASKS)
+        return (fattni_block_order){0};
+    tasks t = tasks_of(p, k, planes);
+    for (int32_t n = 0; n < t.count; ++n) t.blocks[n] = STEP * t.blocks[n] * t.group + (k->BM > 64 ? WIDE_ITEM : ITEM);
+    return fattni_sm90_order_of(t.blocks, t.count, planes, ctx->gpu.sms);
 }

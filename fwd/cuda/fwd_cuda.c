@@ -417,8 +417,10 @@ fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
                                   .o_by_tma = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
     out->scale_log2 = out->a.scale * 1.4426950408889634f;
     const bool divided = parts->most > 1; /* few heads: in one group */
+    const fattni_block_order order = fattni_fwd_sm90_order(ctx, p, k, parts);
     out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B,
-                                            divided ? p->Hq * p->B : fattni_fwd_head_group(ctx, p, 2));
+                                            divided || order.count ? p->Hq * p->B : fattni_fwd_head_group(ctx, p, 2));
+    out->schedule.order = order;
     out->order = fattni_fwd_order_of(&out->schedule, (int)p->Hq, (int)parts->most, k->variant != FATTNI_VARIANT_FULL);
     out->schedule.tiles *= (int32_t)parts->most;
     out->schedule.next_tile = p->workspace;

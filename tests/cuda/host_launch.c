@@ -161,63 +161,85 @@ Test(host_launch, results_of_parts_are_bounded) {
     cr_assert(divided > 500, "%d calls are divided", divided);
 }
 
-/* ---- the order of key blocks, and rows of head groups ---- */
+/* ---- the order of blocks, and rows of head groups ---- */
 
-/* When 132 SMs end that claim the key blocks of `heads` causal heads in an order, each the one that is free first. */
-static int64_t end_of_order(const fattni_bwd_order *order, int64_t heads, int64_t N, int BM) {
+enum { BLOCKS = 128 }; /* of a head, at most */
+typedef struct ordered_call {
+    fattni_block_order order;
+    int count, times[BLOCKS]; /* blocks, the longest first */
+} ordered_call;
+
+/* What a pass takes for the blocks of a causal head, as it estimates them, and their order. */
+static ordered_call ordered_call_of(enum fattni_pass pass, int64_t heads, int64_t N, int64_t D, uint32_t flags) {
+    fattn_ctx ctx = context_of(90);
+    shapes x;
+    fattni_problem p;
+    ordered_call c = {0};
+    describe(&x, FATTN_BF16, heads, N, N, D);
+    x.p.flags = flags;
+    cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, pass, true, &p), FATTN_OK);
+    if (pass == FATTNI_BWD) {
+        fattni_bwd_choice choice;
+        cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
+        const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
+        const int64_t BM = choice.main->BM;
+        c.order = fattni_bwd_sm90_order(&ctx, &p, choice.main, &parts);
+        for (int64_t j0 = 0; j0 < N && c.count < BLOCKS; j0 += 128)
+            c.times[c.count++] = (int)(4 * (fattni_ceil_div(N, BM) - j0 / BM) + (BM == 64 ? 12 : 5));
+    } else {
+        const fattni_cuda_kernel *const k = fattni_fwd_cuda_choose(&ctx, &p).kernel;
+        const fattni_fwd_parts parts = fattni_fwd_sm90_parts(&ctx, &p, k);
+        c.order = fattni_fwd_sm90_order(&ctx, &p, k, &parts);
+        for (int64_t n = fattni_ceil_div(N, k->BM); n > 0 && c.count < BLOCKS; --n)
+            c.times[c.count++] = (int)(10 * fattni_ceil_div(fattni_min(N, n * k->BM), k->BN) + 10);
+    }
+    return c;
+}
+/* When 132 SMs end that claim these blocks of `heads` heads in an order, each the one that is free first. */
+static int64_t end_of_order(const ordered_call *x, const fattni_block_order *order, int64_t heads) {
     int64_t time[132] = {0}, last = 0;
-    for (int n = 0; n < (int)(N / 128); ++n)
+    for (int n = 0; n < x->count; ++n)
         for (int64_t head = 0; head < heads; ++head) {
             int first = 0;
             for (int sm = 1; sm < 132; ++sm)
                 if (time[sm] < time[first]) first = sm;
-            time[first] += 4 * ((N - 128 * fattni_ordered_block(order, n)) / BM) + (BM == 64 ? 12 : 5);
+            time[first] += x->times[fattni_ordered_block(order, n)];
             last = fattni_max(last, time[first]);
         }
     return last;
 }
-static fattni_bwd_order order_of(int64_t heads, int64_t N, int64_t D, uint32_t flags, int *BM) {
-    fattn_ctx ctx = context_of(90);
-    shapes x;
-    fattni_problem p;
-    fattni_bwd_choice choice;
-    describe(&x, FATTN_BF16, heads, N, N, D);
-    x.p.flags = flags;
-    cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_BWD, true, &p), FATTN_OK);
-    cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
-    const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
-    *BM = choice.main->BM;
-    return fattni_bwd_sm90_order(&ctx, &p, choice.main, &parts);
-}
 
-/* Each key block comes once, and the call ends a 32nd sooner or more. */
-Test(host_launch, another_order_of_key_blocks_ends_sooner) {
-    const fattni_bwd_order from_longest = {0, 0, 0};
-    int BM, others = 0;
-    for (int64_t D = 64; D <= 128; D += 64)
-        for (int64_t heads = 3; heads <= 48; ++heads)
-            for (int64_t N = 512; N <= 12288; N += N / 2 / 128 * 128) {
-                const fattni_bwd_order x = order_of(heads, N, D, FATTN_CAUSAL, &BM);
-                bool seen[96] = {false}, good = true;
-                for (int n = 0; n < (int)(N / 128); ++n) {
-                    const int block = fattni_ordered_block(&x, n);
-                    good &= block >= 0 && block < (int)(N / 128) && !seen[block];
-                    if (good) seen[block] = true;
+/* Each block comes once, and the call ends a 32nd sooner or more. */
+Test(host_launch, another_order_of_blocks_ends_sooner) {
+    const fattni_block_order from_longest = {0, 0, 0};
+    for (int pass = FATTNI_FWD; pass <= FATTNI_BWD; ++pass) {
+        int others = 0;
+        for (int64_t D = 64; D <= 128; D += 64)
+            for (int64_t heads = 3; heads <= 48; ++heads)
+                for (int64_t N = 512; N <= 12288; N += N / 2 / 128 * 128) {
+                    const ordered_call x = ordered_call_of((enum fattni_pass)pass, heads, N, D, FATTN_CAUSAL);
+                    bool seen[BLOCKS] = {false}, good = true;
+                    for (int n = 0; n < x.count; ++n) {
+                        const int block = fattni_ordered_block(&x.order, n);
+                        good &= block >= 0 && block < x.count && !seen[block];
+                        if (good) seen[block] = true;
+                    }
+                    cr_assert(good);
+                    if (!x.order.count) continue;
+                    others += 1;
+                    const int64_t end = end_of_order(&x, &x.order, heads),
+                                  before = end_of_order(&x, &from_longest, heads);
+                    cr_assert(32 * end <= 31 * before + 31, "%lld heads of %lld: %lld, not %lld", (long long)heads,
+                              (long long)N, (long long)end, (long long)before);
                 }
-                cr_assert(good);
-                if (!x.count) continue;
-                others += 1;
-                const int64_t end = end_of_order(&x, heads, N, BM), before = end_of_order(&from_longest, heads, N, BM);
-                cr_assert(32 * end <= 31 * before + 31, "%lld heads of %lld: %lld, not %lld", (long long)heads,
-                          (long long)N, (long long)end, (long long)before);
-            }
-    cr_assert(others >= 10, "%d orders", others);
-    const fattni_bwd_order gpt2 = order_of(12, 4096, 64, FATTN_CAUSAL, &BM);
-    cr_assert(gpt2.begin == 11 && gpt2.count == 11 && gpt2.shift == 4);
-    cr_assert_eq(order_of(12, 4096, 64, 0, &BM).count, 0);
-    cr_assert_eq(order_of(12, 4096, 64, FATTN_CAUSAL | FATTN_DETERMINISTIC, &BM).count, 0);
-    cr_assert_eq(order_of(12, 4096, 256, FATTN_CAUSAL, &BM).count, 0, "clusters");
-    cr_assert_eq(order_of(48, 4096, 64, FATTN_CAUSAL, &BM).count, 0, "many");
+        cr_assert(others >= 10, "%d orders", others);
+        const fattni_block_order twelve = ordered_call_of((enum fattni_pass)pass, 12, 4096, 128, FATTN_CAUSAL).order;
+        cr_assert(twelve.begin == 11 && twelve.count == 11 && twelve.shift == 4);
+        cr_assert_eq(ordered_call_of((enum fattni_pass)pass, 12, 4096, 128, 0).order.count, 0);
+        cr_assert_eq(ordered_call_of((enum fattni_pass)pass, 48, 4096, 128, FATTN_CAUSAL).order.count, 0, "many");
+    }
+    cr_assert_eq(ordered_call_of(FATTNI_BWD, 12, 4096, 128, FATTN_CAUSAL | FATTN_DETERMINISTIC).order.count, 0);
+    cr_assert_eq(ordered_call_of(FATTNI_BWD, 12, 4096, 256, FATTN_CAUSAL).order.count, 0, "clusters");
 }
 
 /* Every row of a head group is of one work item; where there are few head groups each SM has one at most, of as few

@@ -75,7 +75,7 @@ DEVICE position position_of_task(const fattni_bwd_sm90_args *p, int number, int 
     }
     const int by_head_group = CAUSAL || p->bwd.dq_semaphore != 0 || (BANDS && p->bwd.a.right < FATTNI_FAR);
     position at = position_of(&p->schedule, task, by_head_group);
-    if (CAUSAL && CTAS == 1) at.block = fattni_ordered_block(&p->order, at.block);
+    if (CAUSAL && CTAS == 1) at.block = fattni_ordered_block(&p->schedule.order, at.block);
     return at;
 }
 /* Where plane n of the schedule is: the heads of a sequence follow each other or, where sequences share a bias, which

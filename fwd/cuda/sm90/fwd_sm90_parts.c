@@ -1,13 +1,16 @@
 /* Into how many tiles a Hopper forward kernel divides the keys of a row block: parts run on several SMs, and cost the
    exchange of their O (fwd_sm90_parts.cuh). A call of few heads has fewer row blocks than there are SMs, or is as slow
-   as the longest of them below a diagonal. */
+   as the longest of them below a diagonal. And in which order whole row blocks below a diagonal are claimed
+   (core/cuda/order.c). */
 #include "core/cuda/device.h"
+#include "core/cuda/sm90.h"
 #include "fwd/cuda/fwd_cuda.h"
 
 /* In tenths of a step (a key block), measured at head_dim 64, 128 and 256: what a tile takes beside its steps, what a
    part takes to store its O, and what the last one takes to wait for the others and to add each; and what the kernel
    that divides takes more than the others, beside a sixteenth of all. */
 enum { STEP = 10, TILE = 30, STORE = 30, WAIT = 40, ADD = 6, START = 13 };
+enum { NEXT_TILE = 10 }; /* TILE where SMs have several: the loads of one are beside the steps of the last */
 /* ROUNDS: of parts on all SMs, which bounds the workspace. */
 enum { MOST_SMS = 256, MOST_BLOCKS = 3 * MOST_SMS / 2, MOST_PARTS = 16, ROUNDS = 4 };
 
@@ -47,6 +50,21 @@ static int32_t part_blocks(const row_blocks *x, int32_t sms) {
     return best;
 }
 
+/* At most MOST_BLOCKS of a head. */
+static row_blocks row_blocks_of_call(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    fattni_problem longest = *p; /* lengths are on the device */
+    longest.seqlens_q.present = longest.seqlens_k.present = false;
+    const fattni_band band = fattni_sequence_of(&longest, 0).band;
+    row_blocks rows = {.planes = (int32_t)(p->Hq * p->B)};
+    for (int64_t i0 = 0; i0 < p->Sq; i0 += k->BM) {
+        const fattni_range keys = fattni_keys_of(&band, i0, i0 + k->BM);
+        const int64_t blocks = keys.end > keys.begin ? fattni_ceil_div(keys.end, k->BN) - keys.begin / k->BN : 1;
+        rows.keys[rows.count++] = (int32_t)blocks;
+        rows.longest = (int32_t)fattni_max(rows.longest, blocks);
+    }
+    return rows;
+}
+
 fattni_fwd_parts fattni_fwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k) {
     const int64_t planes = p->Hq * p->B, count = fattni_ceil_div(p->Sq, k->BM), all = count * planes;
     const int64_t sms = ctx->gpu.all_sms;
@@ -55,20 +73,23 @@ fattni_fwd_parts fattni_fwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
     if (k->variant != FATTNI_VARIANT_PARTS || p->packed || all == 0 || 2 * all > 3 * sms || sms > MOST_SMS ||
         p->Sk > 1 << 20 || (p->flags & FATTN_DETERMINISTIC))
         return x;
-    fattni_problem longest = *p; /* lengths are on the device */
-    longest.seqlens_q.present = longest.seqlens_k.present = false;
-    const fattni_band band = fattni_sequence_of(&longest, 0).band;
-    row_blocks rows = {.planes = (int32_t)planes};
-    for (int64_t i0 = 0; i0 < p->Sq; i0 += k->BM) {
-        const fattni_range keys = fattni_keys_of(&band, i0, i0 + k->BM);
-        const int64_t blocks = keys.end > keys.begin ? fattni_ceil_div(keys.end, k->BN) - keys.begin / k->BN : 1;
-        rows.keys[rows.count++] = (int32_t)blocks;
-        rows.longest = (int32_t)fattni_max(rows.longest, blocks);
-    }
+    const row_blocks rows = row_blocks_of_call(p, k);
     const int32_t blocks = part_blocks(&rows, (int32_t)sms);
     if (blocks >= rows.longest) return x;
     x.most = parts_of(rows.longest, blocks), x.blocks = blocks;
     return x;
+}
+
+fattni_block_order fattni_fwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
+                                         const fattni_fwd_parts *parts) {
+    const int64_t planes = p->Hq * p->B, count = fattni_ceil_div(p->Sq, k->BM);
+    const bool causal = k->variant == FATTNI_VARIANT_CAUSAL || k->variant == FATTNI_VARIANT_SHORT;
+    if (!causal || parts->most > 1 || count > MOST_BLOCKS || p->Sk > 1 << 20) return (fattni_block_order){0};
+    const row_blocks rows = row_blocks_of_call(p, k);
+    int32_t times[MOST_BLOCKS];
+    for (int32_t n = 0; n < rows.count; ++n)
+        times[n] = STEP * rows.keys[rows.count - 1 - n] + NEXT_TILE; /* last rows first */
+    return fattni_sm90_order_of(times, rows.count, planes, ctx->gpu.sms);
 }
 
 static int64_t row_blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) {

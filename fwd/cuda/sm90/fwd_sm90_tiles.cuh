@@ -17,6 +17,7 @@ DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
         const fattni_divider planes = number == p->order.last ? p->order.last_planes : p->order.planes;
         plane = number * p->schedule.head_group + fattni_divide(&block, &planes);
         if (TAKES_PARTS) part = fattni_divide(&block, &p->order.parts);
+        if (CAUSAL) block = fattni_ordered_block(&p->schedule.order, block);
         block = p->schedule.blocks - 1 - block;
     }
     tile t = {block * BM, 0, plane, 0, 0, part, 1};

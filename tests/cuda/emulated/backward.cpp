@@ -44,7 +44,7 @@ typedef struct test_case {
     int sink;
     int parts;   /* tasks are divided into up to so many, of as many row blocks each; */
     int divided; /* only so many at the end, of the last head group, or all */
-    fattni_bwd_order order;
+    fattni_block_order order;
 } test_case;
 
 /* Of kernels that always have one. With means scores are as large as these. */
@@ -188,7 +188,7 @@ static void set_up(problem *p, const test_case *c) {
     p->args.part_sums = p->part_sums.data(), p->args.parts_stored = p->parts_stored.data();
     p->args.schedule.tiles = p->args.whole + divided * most_parts;
     p->args.schedule.head_group = group;
-    p->args.order = c->order;
+    p->args.schedule.order = c->order;
     p->args.items = p->args.schedule.tiles;
     p->counters.assign((size_t)(2 + FATTNI_COUNTERS * c->B * c->Hkv), 0);
     p->args.schedule.next_tile = p->counters.data();
