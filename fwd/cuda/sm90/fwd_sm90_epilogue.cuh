@@ -100,9 +100,12 @@ typedef struct epilogue_state {
     const volatile int64_t *lse; /* TAKES_PARTS */
     shared_memory *smem;         /* TAKES_PARTS */
 } epilogue_state;
+/* The same for a warp, as ptxas must know: after a branch that it takes for divergent, wgmma's descriptors go through
+   vector registers in every block, which of head_dim 128 takes a tenth longer. Of 64 there are no registers for it. */
 DEVICE int by_tma(const epilogue_state *x) {
     if (!BANDS) return STAGED_O;
-    return STAGED_O && x->p->o_by_tma && x->from->i0 + x->row0 / 16 * 16 + 16 <= x->from->Sq;
+    const int own = x->row0 / 16 * 16, row = D > 64 || BIASED ? from_leader(own) : own;
+    return STAGED_O && x->p->o_by_tma && x->from->i0 + row + 16 <= x->from->Sq;
 }
 DEVICE uint32_t o_of_warp(const epilogue_state *x) { return MEMBER_ADDRESS(x->shared, o) + x->row0 / 16 * O_BYTES; }
 
