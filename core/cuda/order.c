@@ -85,19 +85,25 @@ static fattni_block_order soonest(const int32_t *times, int64_t count, int64_t p
     return best;
 }
 
+/* Most calls of a thread are of a few shapes, of both passes, and `soonest` takes up to a tenth of a millisecond. */
+enum { KEPT = 8 };
+typedef struct kept_order {
+    int64_t count, planes, sms;
+    int32_t times[MOST_ORDERED];
+    fattni_block_order order;
+} kept_order;
+
 fattni_block_order fattni_sm90_order_of(const int32_t *times, int64_t count, int64_t planes, int64_t sms) {
-    /* Of one call after the other most are the same; `soonest` takes up to a tenth of a millisecond. */
-    static _Thread_local struct {
-        int64_t count, planes, sms;
-        int32_t times[MOST_ORDERED];
-        fattni_block_order order;
-    } last;
+    static _Thread_local kept_order kept[KEPT];
+    static _Thread_local unsigned next;
     if (count > MOST_ORDERED || planes * count <= sms || 3 * planes * count > 10 * sms) return (fattni_block_order){0};
     const size_t bytes = (size_t)count * sizeof *times;
-    if (last.count != count || last.planes != planes || last.sms != sms || memcmp(last.times, times, bytes)) {
-        last.count = count, last.planes = planes, last.sms = sms;
-        memcpy(last.times, times, bytes);
-        last.order = soonest(times, count, planes, sms);
-    }
-    return last.order;
+    for (int n = 0; n < KEPT; ++n)
+        if (kept[n].count == count && kept[n].planes == planes && kept[n].sms == sms &&
+            !memcmp(kept[n].times, times, bytes))
+            return kept[n].order;
+    kept_order *const x = &kept[next++ % KEPT];
+    x->count = count, x->planes = planes, x->sms = sms;
+    memcpy(x->times, times, bytes);
+    return x->order = soonest(times, count, planes, sms);
 }
