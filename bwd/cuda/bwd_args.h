@@ -107,8 +107,8 @@ static inline int32_t fattni_items_of_rows(const fattni_bwd_sm90_args *s, int32_
 
 /* Divides a backward call whose schedule, finds_means, padded_rows and row_block are set into work items, one for
    each `cluster` of `ctas` CTAs; schedule.tiles are those of the main loop. Nothing runs beside the rows of the first
-   and the last head group, and little beside those of the next to them: of few head groups all CTAs share these rows.
-   The counters follow next_tile and one for SEARCH in memory. */
+   and the last head group, and little beside those of the next to them: of few head groups all CTAs share these rows,
+   each has one work item of both at most. The counters follow next_tile and one for SEARCH in memory. */
 enum { FATTNI_COUNTERS = 4, FATTNI_FEW_GROUPS = 4 };
 static inline void fattni_schedule_backward(fattni_bwd_sm90_args *s, int32_t cluster, int32_t ctas) {
     const fattni_attention_args *const a = &s->bwd.a;

@@ -136,13 +136,13 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
    Deterministic: concurrent key blocks of one head wait for each other: a larger group has fewer of them. */
 static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k, int64_t blocks,
                              int64_t planes) {
-    const bool is_short = blocks <= FATTNI_SHORT_BLOCKS, ordered = p->flags & FATTN_DETERMINISTIC;
+    const bool is_short = blocks <= FATTNI_SHORT_BLOCKS, deterministic = p->flags & FATTN_DETERMINISTIC;
     const int64_t sms = ctx->gpu.sms, half_waves = k->cluster > 1 && is_short ? 1 : 5, eighths = k->D > 96 ? 10 : 11;
-    if (is_short && k->cluster == 1 && !ordered && planes * blocks > 4 * sms)
+    if (is_short && k->cluster == 1 && !deterministic && planes * blocks > 4 * sms)
         return fattni_cuda_even_group(fattni_max(eighths * sms / (8 * blocks), 1), planes);
     int64_t n = 1;
     while (2 * (2 * n * blocks * k->cluster) <= half_waves * sms) n *= 2;
-    if (ordered && !is_short) n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
+    if (deterministic && !is_short) n = fattni_max(n, k->variant == FATTNI_VARIANT_FULL ? 16 : 32);
     return fattni_cuda_even_group(n, planes);
 }
 

@@ -181,7 +181,7 @@ fattni_block_order fattni_bwd_sm90_order(const fattn_ctx *ctx, const fattni_prob
     enum { WIDE_ITEM = 5 }; /* ITEM of row blocks of 128 */
     const int64_t planes = fattni_bwd_sm90_planes(p, k), blocks = fattni_bwd_sm90_blocks(p, k);
     if (k->variant != FATTNI_VARIANT_CAUSAL || k->cluster > 1 || parts->most > 1 || p->Sq * p->group > 1 << 24 ||
-        (p->flags & FATTN_DETERMINISTIC) || blocks > MOST_TASKS)
+        (p->flags & FATTN_DETERMINISTIC) || !fattni_sm90_may_order(blocks, planes, ctx->gpu.sms))
         return (fattni_block_order){0};
     tasks t = tasks_of(p, k, planes);
     for (int32_t n = 0; n < t.count; ++n) t.blocks[n] = STEP * t.blocks[n] * t.group + (k->BM > 64 ? WIDE_ITEM : ITEM);

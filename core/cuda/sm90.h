@@ -27,6 +27,9 @@ fattni_sm90_schedule fattni_sm90_schedule_of(int64_t blocks, int64_t planes, int
 /* The order in which a causal call ends soonest whose `count` blocks of each of `planes` planes take such times, the
    longest first; count 0: from the longest on. For calls of up to three and a third blocks for each SM. */
 fattni_block_order fattni_sm90_order_of(const int32_t *times, int64_t count, int64_t planes, int64_t sms);
+/* Whether there may be another order: else it gives count 0. */
+bool fattni_sm90_may_order(int64_t count, int64_t planes, int64_t sms);
+enum { FATTNI_ORDERED_BLOCKS = 128 }; /* most blocks of a plane */
 /* Starts a kernel whose first `count` counters at next_tile are zero when it passes grid_dependency_wait, which it does
    not have to do before it reads the call's tensors: it may start while more than one counter are being zeroed. count
    0: it needs none. */

@@ -14,7 +14,7 @@ typedef struct fattni_map_step {
 } fattni_map_step;
 
 /* In which order blocks below a diagonal are claimed, numbered from the longest on: so, but `count` of them from number
-   `begin` on in the other order, which starts in their middle, at number `shift` of them. */
+   `begin` on from the shortest of these on, turned by `shift`: those that would be first come last. */
 typedef struct fattni_block_order {
     int32_t begin, count, shift;
 } fattni_block_order;

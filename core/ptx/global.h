@@ -1,4 +1,4 @@
-/* Stores to global memory, and what drops its copy in L2 (PTX ISA, "st", "discard"). */
+/* Stores to global memory (PTX ISA, "st"). */
 #ifndef FATTNI_CORE_PTX_GLOBAL_H
 #define FATTNI_CORE_PTX_GLOBAL_H
 

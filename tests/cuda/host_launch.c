@@ -240,14 +240,21 @@ Test(host_launch, another_order_of_blocks_ends_sooner) {
     }
     cr_assert_eq(ordered_call_of(FATTNI_BWD, 12, 4096, 128, FATTN_CAUSAL | FATTN_DETERMINISTIC).order.count, 0);
     cr_assert_eq(ordered_call_of(FATTNI_BWD, 12, 4096, 256, FATTN_CAUSAL).order.count, 0, "clusters");
+    /* Calls of cuda_attention: shares_of_work; each block of 128 is one of its lengths. */
+    for (int64_t D = 64; D <= 128; D += 64) {
+        cr_assert(ordered_call_of(FATTNI_BWD, 33, 1150, D, FATTN_CAUSAL).order.count);
+        cr_assert(ordered_call_of(FATTNI_BWD, 44, 1000, D, FATTN_CAUSAL).order.count);
+    }
+    cr_assert(ordered_call_of(FATTNI_FWD, 44, 1000, 128, FATTN_CAUSAL).order.count);
 }
 
-/* Every row of a head group is of one work item; where there are few head groups each SM has one at most, of as few
-   rows as that allows. */
+/* Every row of a head group is of one work item; where there are few head groups each SM has one at most of the first,
+   or of the first two, of as few rows as that allows. */
 Test(host_launch, rows_of_head_groups_are_divided) {
+    int divided = 0, many = 0;
     for (int n = 0; n < 2000; ++n) {
         const int32_t D = n % 2 ? 64 : 128, block = D == 64 ? 128 : 64, group = 1 + n % 5, heads = 1 + n * 7 % 90;
-        const int32_t planes = heads * (1 + n % 3), rows = block * (1 + n * 11 % 70), blocks = (rows + 127) / 128;
+        const int32_t planes = heads * (1 + n % 6), rows = block * (1 + n * 11 % 70), blocks = (rows + 127) / 128;
         fattni_bwd_sm90_args s = {.schedule = fattni_sm90_schedule_of(blocks, planes, heads), .most_parts = 1};
         s.schedule.next_tile = place(0);
         s.whole = s.schedule.tiles;
@@ -267,11 +274,14 @@ Test(host_launch, rows_of_head_groups_are_divided) {
         cr_assert(!empty && seen == (int64_t)all * rows, "case %d", n);
         cr_assert(s.rows_at_once % block == 0 && s.rows_at_once <= FATTNI_ROWS_AT_ONCE(D));
         const int32_t most = 132 / (s.head_groups > 1 ? 2 : 1);
-        if (s.rows_at_once < FATTNI_ROWS_AT_ONCE(D)) {
-            cr_assert_leq(s.row_items, most, "case %d", n);
-            cr_assert(s.rows_at_once == block || fattni_items_of_rows(&s, all, s.rows_at_once - block) > most);
-        }
+        const bool fewer = s.rows_at_once < FATTNI_ROWS_AT_ONCE(D), few = s.head_groups <= FATTNI_FEW_GROUPS;
+        divided += fewer, many += !few;
+        cr_assert(few || !fewer, "case %d", n);
+        if (fewer) cr_assert_leq(s.row_items, most, "case %d", n);
+        if (few && s.rows_at_once > block)
+            cr_assert_gt(fattni_items_of_rows(&s, all, s.rows_at_once - block), most, "case %d", n);
     }
+    cr_assert(divided > 100 && many > 100, "%d calls with fewer rows, %d of many head groups", divided, many);
 }
 
 /* ---- heads in groups ---- */

@@ -64,8 +64,8 @@ typedef struct task {
 
 DEVICE int packs(const fattni_bwd_args *bwd) { return PACKS && bwd->a.cu_seqlens_k.p != 0; }
 
-/* Where MAINLOOP work item `number` is, and which part of its task. Below a diagonal the first keys have most rows;
-   with a deterministic dQ they add first. */
+/* Where MAINLOOP work item `number` is, and which part of its task. Below a diagonal the first keys have most rows,
+   and come first, or as schedule.order says; with a deterministic dQ they add first. */
 DEVICE position position_of_task(const fattni_bwd_sm90_args *p, int number, int *part) {
     int task = number;
     *part = 0;

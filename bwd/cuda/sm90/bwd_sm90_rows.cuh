@@ -3,7 +3,7 @@
    128 threads, a group, have ROW_STAGES pieces of shared memory, and load again into one once they have what was there
    in registers. Include after the scheduler and what it asks for, and:
 
-   ROW_STAGES, ROW_STAGE_BYTES   at least UNIT rows of O and dO, and two tiles of a slice
+   ROW_STAGES, ROW_STAGE_BYTES   at least UNIT rows of O and dO, and four tiles of a slice
    row_stage_at(group, n)        where a stage is in shared memory
    await_row_stages(group)       until all may be used, not only those from 0 to FIRST_ROW_STAGES - 1; not called in
                                  the first work item of a CTA, where nothing has used them

@@ -6,7 +6,7 @@
    Tensors     q, o [b,h,i,d], k, v [b,g,j,d], lse [b,h,i]; q, k, v with strides that tensor maps can
                take (fattni_sm90_fits), o and lse any.
    CTAs        one per SM, persistent. A tile is BM rows of one (b, h). Full: tiles at a fixed stride; all others:
-               the longest first, from an atomic counter.
+               the longest first, or as schedule.order says, from an atomic counter.
    Threads     warpgroup 0 is the producer, of which one warp loads. Each consumer warpgroup owns 64 rows of the tile
                and all keys. Layout of S and O in registers: core/ptx/wgmma.h.
    Shared      struct shared_memory. K and V have two stages each. Up to d 128 Q has two stages, too, and O a buffer

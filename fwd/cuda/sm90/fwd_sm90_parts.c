@@ -84,9 +84,10 @@ fattni_block_order fattni_fwd_sm90_order(const fattn_ctx *ctx, const fattni_prob
                                          const fattni_fwd_parts *parts) {
     const int64_t planes = p->Hq * p->B, count = fattni_ceil_div(p->Sq, k->BM);
     const bool causal = k->variant == FATTNI_VARIANT_CAUSAL || k->variant == FATTNI_VARIANT_SHORT;
-    if (!causal || parts->most > 1 || count > MOST_BLOCKS || p->Sk > 1 << 20) return (fattni_block_order){0};
+    if (!causal || parts->most > 1 || p->Sk > 1 << 20 || !fattni_sm90_may_order(count, planes, ctx->gpu.sms))
+        return (fattni_block_order){0};
     const row_blocks rows = row_blocks_of_call(p, k);
-    int32_t times[MOST_BLOCKS];
+    int32_t times[FATTNI_ORDERED_BLOCKS];
     for (int32_t n = 0; n < rows.count; ++n)
         times[n] = STEP * rows.keys[rows.count - 1 - n] + NEXT_TILE; /* last rows first */
     return fattni_sm90_order_of(times, rows.count, planes, ctx->gpu.sms);

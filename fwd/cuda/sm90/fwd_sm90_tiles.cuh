@@ -10,7 +10,7 @@ typedef struct tile {
 } tile;
 
 /* The row block of a tile's number, and its part. Full: plane after plane. Others: in head groups, of each first the
-   last rows, which see most keys; parts one after the other, planes side by side. */
+   last rows, which see most keys, or as schedule.order says; parts one after the other, planes side by side. */
 DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
     int block = fattni_divide(&number, &p->order.group), plane = number, part = 0;
     if (COUNTED) {

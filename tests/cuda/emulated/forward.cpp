@@ -49,6 +49,7 @@ typedef struct test_case {
     int far;      /* scores that floats do not resolve: far_score */
     int exact;    /* what rounding takes off O is stored, too; P is 1, so that O has no other rounding */
     int opposite; /* q positive and every fifth key negative: low scores without high ones */
+    fattni_block_order order;
 } test_case;
 
 static const float UNWRITTEN = 1232.0f;
@@ -189,6 +190,7 @@ static void set_up(problem *p, const test_case *c) {
     p->args.part_blocks = fattni_divider_of(1 << 20);
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
     p->args.schedule.head_group = 2;
+    p->args.schedule.order = c->order;
     p->args.order = fattni_fwd_order_of(&p->args.schedule, c->Hq, 1, K_VARIANT != FATTNI_VARIANT_FULL);
     p->next_tile = 0;
     p->args.schedule.next_tile = &p->next_tile;
@@ -545,6 +547,8 @@ static test_case cases[] = {
 #else
 #if K_VARIANT < FATTNI_VARIANT_BANDED
     {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .half_o = 1},
+    {CASE("another order", 1, 2, 1, 5 * K_BM - 10, 700, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .half_o = 1,
+     .order = {1, 4, 1}},
     {CASE("exact", 2, 2, 1, 150, 260, K_D, K_DV - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
     {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_DV, CAUSAL_VARIANT, -1, -1)},
     {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_DV - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1,
