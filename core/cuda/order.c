@@ -99,8 +99,7 @@ bool fattni_sm90_may_order(int64_t count, int64_t planes, int64_t sms) {
 fattni_block_order fattni_sm90_order_of(const int32_t *times, int64_t count, int64_t planes, int64_t sms) {
     static _Thread_local kept_order kept[KEPT];
     static _Thread_local unsigned next;
-    if (count > FATTNI_ORDERED_BLOCKS || planes * count <= sms || 3 * planes * count > 10 * sms)
-        return (fattni_block_order){0};
+    if (!fattni_sm90_may_order(count, planes, sms)) return (fattni_block_order){0};
     const size_t bytes = (size_t)count * sizeof *times;
     for (int n = 0; n < KEPT; ++n)
         if (kept[n].count == count && kept[n].planes == planes && kept[n].sms == sms &&

@@ -100,9 +100,9 @@ typedef struct epilogue_state {
     const volatile int64_t *lse; /* TAKES_PARTS */
     shared_memory *smem;         /* TAKES_PARTS */
 } epilogue_state;
-/* The same for a warp, as ptxas must know: after a branch that it takes for divergent, wgmma's descriptors go through
-   vector registers in every block, which of head_dim 128 takes a tenth longer. Of 64 without a bias there are no
-   registers for it. */
+/* Whether a warp's rows are stored by TMA. ptxas must know that all its threads agree: after a branch that it takes for
+   divergent, wgmma's descriptors go through vector registers in every block, which at head_dim 128 takes a tenth
+   longer. At 64 without a bias there are no registers for it. */
 DEVICE int by_tma(const epilogue_state *x) {
     if (!BANDS) return STAGED_O;
     const int own = x->row0 / 16 * 16, row = D > 64 || BIASED ? from_leader(own) : own;
