@@ -48,8 +48,6 @@ enum { FATTNI_RING = 5, FATTNI_LAG = 2 };
 #define FATTNI_ROWS_OF_UNIT(D) ((D) == 64 ? 64 : (D) == 128 ? 32 : 16)
 /* A call with at most so many key blocks per head, those of a cluster counted as one, is short. */
 enum { FATTNI_SHORT_BLOCKS = 8 };
-/* Query heads of a group from which on a task has each row block of all of them before the next one. */
-enum { FATTNI_BY_ROWS = 8 };
 
 /* Most heads of a PREPROCESS or POSTPROCESS work item. */
 enum { FATTNI_WORK_ITEM_HEADS = 8 };
@@ -87,9 +85,12 @@ typedef struct fattni_bwd_sm90_args {
     int32_t finds_means;             /* whether the kernel finds means of keys itself */
     int32_t search_items;            /* in clusters: work items that do, before all others */
     /* Tasks from number `whole` on, which is 0 or of the last head group, are divided: most_parts work items for each
-       key block, of at most part_blocks row blocks (and all heads of the group). dK and dV of all but a task's last
-       part, and how many of them are stored; per divided task. most_parts 1: there are none. */
-    int32_t whole, most_parts, part_blocks;
+       key block, of at most part_blocks row blocks and all heads of the group or, where it is not 0, of at most
+       part_heads heads. dK and dV of all but a task's last part, and how many of them are stored; per divided task.
+       most_parts 1: there are none. */
+    int32_t whole, most_parts, part_blocks, part_heads;
+    int32_t by_rows; /* a task has each row block of all its heads before the next one */
+    int32_t turns;   /* tasks of every second wave begin with the first rows (bwd_sm90_common.cuh, task) */
     float *part_sums;
     int32_t *parts_stored;
 } fattni_bwd_sm90_args;

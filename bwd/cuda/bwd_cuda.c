@@ -146,13 +146,14 @@ static int64_t head_group_of(const fattn_ctx *ctx, const fattni_problem *p, cons
     return fattni_cuda_even_group(n, planes);
 }
 
-/* Divides all tasks, or of the last head group those of `parts`. */
+/* Divides the tasks of `parts`, of several head groups those of the last one. */
 static void divide(fattni_bwd_sm90_args *x, const fattni_bwd_parts *parts) {
     fattni_sm90_schedule *const s = &x->schedule;
     const int64_t of_others = (s->planes - 1) / s->head_group * s->head_group * s->blocks;
     const int64_t whole = parts->whole ? fattni_max(parts->whole, of_others) : 0;
     x->whole = parts->most > 1 ? (int32_t)whole : s->tiles;
-    x->most_parts = (int32_t)parts->most, x->part_blocks = (int32_t)parts->blocks;
+    x->most_parts = (int32_t)parts->most;
+    x->part_blocks = (int32_t)parts->blocks, x->part_heads = (int32_t)parts->heads;
     s->tiles = x->items = x->whole + (s->tiles - x->whole) * x->most_parts;
 }
 
@@ -167,11 +168,12 @@ fattn_status fattni_bwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     const fattn_status s = make_maps(ctx, &mapped, k, rows, x);
     fattni_cuda_leave(ctx, entered);
     const fattni_block_order order = fattni_bwd_sm90_order(ctx, p, k, parts);
-    x->schedule =
-        fattni_sm90_schedule_of(blocks, planes, order.count ? planes : head_group_of(ctx, p, k, blocks, planes));
+    x->schedule = fattni_sm90_schedule_of(
+        blocks, planes, order.count || parts->together ? planes : head_group_of(ctx, p, k, blocks, planes));
     x->schedule.order = order;
     x->schedule.next_tile = counters;
     divide(x, parts);
+    fattni_bwd_sm90_order_rows(x, p, k);
     x->finds_means = rows && finds_means(k, bwd);
     if (fattni_bwd_by_heads(k))
         x->items = x->schedule.planes;

@@ -32,10 +32,12 @@ int64_t fattni_bwd_sm90_blocks(const fattni_problem *p, const fattni_cuda_kernel
 int64_t fattni_bwd_sm90_planes(const fattni_problem *p, const fattni_cuda_kernel *k);
 
 /* Parts of key blocks (bwd_parts.c): tasks that are whole, before those in parts; the most parts of a task, and the
-   most row blocks of one; bytes of dK and dV of parts, and of the counters of those that are stored, which are zero at
-   the start. most 1: all tasks are whole, the others are 0. */
+   most row blocks of one, or the most query heads, of which the other is 0; whether this is of all heads in one head
+   group; bytes of dK and dV of parts, and of the counters of those that are stored, which are zero at the start. most
+   1: all tasks are whole, the others are 0. */
 typedef struct fattni_bwd_parts {
-    int64_t whole, most, blocks;
+    int64_t whole, most, blocks, heads;
+    bool together;
     size_t sums, stored;
 } fattni_bwd_parts;
 fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k);
@@ -43,6 +45,8 @@ fattni_bwd_parts fattni_bwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
 /* The order of a causal call's key blocks, of whose heads one head group is made, where that ends sooner. */
 fattni_block_order fattni_bwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                          const fattni_bwd_parts *parts);
+/* In which order a task has the row blocks of its query heads: by_rows and turns, when schedule and parts are set. */
+void fattni_bwd_sm90_order_rows(fattni_bwd_sm90_args *x, const fattni_problem *p, const fattni_cuda_kernel *k);
 
 /* For a Hopper kernel; encodes the tensor maps: host work only. counters: zeroed by the caller; rows: the kernel also
    does the work of preprocess and postprocess. parts: whose memory the caller adds. */

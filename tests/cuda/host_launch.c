@@ -135,6 +135,70 @@ Test(host_launch, few_heads_are_divided) {
     }
 }
 
+/* A call with `keys` key heads, each of `group` query heads. */
+static fattn_status grouped(fattn_ctx *ctx, shapes *x, int64_t keys, int64_t group, int64_t Sq, int64_t Sk, int64_t D,
+                            uint32_t flags, fattni_problem *p) {
+    describe(x, FATTN_BF16, keys * group, Sq, Sk, D);
+    const int64_t of_keys[4] = {1, keys, Sk, D};
+    for (int t = 0; t < TENSORS; ++t)
+        if (t == K || t == V || t == DK || t == DV)
+            x->t[t] = fattn_tensor_view(x->t[t].data, FATTN_BF16, FATTN_CUDA, 0, 4, of_keys);
+    x->p.flags = flags;
+    return fattni_problem_init(ctx, &x->p, &x->io, FATTNI_BWD, true, p);
+}
+
+/* Query heads that share keys are divided where that ends sooner than dividing their rows, and whole tasks turn. */
+Test(host_launch, groups_are_divided) {
+    static const struct {
+        int64_t keys, group, N, D, most, blocks, heads, by_rows, turns;
+        uint32_t flags;
+        int64_t whole;
+    } calls[] = {
+        {2, 8, 8192, 128, 2, 0, 4, 1, 1, FATTN_CAUSAL},
+        {4, 7, 4096, 128, 4, 0, 2, 1, 1, FATTN_CAUSAL}, /* the first part has one head */
+        {8, 4, 2048, 128, 2, 0, 2, 1, 1, FATTN_CAUSAL},
+        {4, 7, 6656, 128, 2, 0, 4, 1, 1, FATTN_CAUSAL},
+        {4, 7, 10240, 128, 4, 0, 2, 1, 1, FATTN_CAUSAL, 264}, /* those that are left after two waves */
+        {8, 4, 5120, 128, 4, 4, 0, 1, 1, FATTN_CAUSAL, 264},
+        {1, 71, 2048, 64, 15, 0, 5, 1, 1, FATTN_CAUSAL},
+        {2, 6, 2048, 128, 7, 5, 0, 0, 0, FATTN_CAUSAL}, /* rows */
+        {2, 8, 2048, 128, 4, 8, 0, 1, 0, 0},
+        {4, 7, 8192, 128, 1, 0, 0, 1, 1, FATTN_CAUSAL},
+        {8, 8, 8192, 128, 1, 0, 0, 1, 1, FATTN_CAUSAL},
+        {8, 8, 8192, 64, 1, 0, 0, 1, 1, FATTN_CAUSAL},
+        {16, 1, 8192, 128, 1, 0, 0, 0, 0, FATTN_CAUSAL},
+        {8, 8, 6144, 128, 2, 0, 4, 1, 1, FATTN_CAUSAL, 264},
+        {24, 8, 2048, 128, 1, 0, 0, 1, 0, FATTN_CAUSAL}, /* as many tasks, but short ones; in another order */
+        {8, 4, 8192, 64, 1, 0, 0, 1, 1, FATTN_CAUSAL},
+        {40, 4, 1024, 128, 1, 0, 0, 0, 0, FATTN_CAUSAL},
+        {8, 4, 8192, 128, 1, 0, 0, 0, 0, FATTN_CAUSAL | FATTN_DETERMINISTIC},
+        {8, 8, 8192, 128, 1, 0, 0, 1, 0, FATTN_CAUSAL | FATTN_DETERMINISTIC},
+        {8, 8, 8192, 64, 1, 0, 0, 0, 0, FATTN_CAUSAL | FATTN_DETERMINISTIC},
+    };
+    for (size_t n = 0; n < sizeof calls / sizeof *calls; ++n) {
+        fattn_ctx ctx = context_of(90);
+        shapes x;
+        fattni_problem p;
+        fattni_bwd_choice choice;
+        cr_assert_eq(
+            grouped(&ctx, &x, calls[n].keys, calls[n].group, calls[n].N, calls[n].N, calls[n].D, calls[n].flags, &p),
+            FATTN_OK);
+        cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
+        const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
+        cr_expect_eq(parts.most, calls[n].most, "call %zu: %lld parts", n, (long long)parts.most);
+        cr_expect_eq(parts.blocks, calls[n].blocks, "call %zu: %lld row blocks", n, (long long)parts.blocks);
+        cr_expect_eq(parts.heads, calls[n].heads, "call %zu: %lld heads", n, (long long)parts.heads);
+        cr_expect_eq(parts.whole, calls[n].whole, "call %zu: %lld are whole", n, (long long)parts.whole);
+        fattni_bwd_sm90_args s = {.bwd.a = fattni_cuda_args_of(&p), .most_parts = (int32_t)parts.most};
+        s.schedule.blocks = (int32_t)fattni_bwd_sm90_blocks(&p, choice.main), s.part_heads = (int32_t)parts.heads;
+        s.whole = (int32_t)parts.whole;
+        s.schedule.order = fattni_bwd_sm90_order(&ctx, &p, choice.main, &parts);
+        fattni_bwd_sm90_order_rows(&s, &p, choice.main);
+        cr_expect_eq(s.by_rows, calls[n].by_rows, "call %zu: by_rows %d", n, s.by_rows);
+        cr_expect_eq(s.turns, calls[n].turns, "call %zu: turns %d", n, s.turns);
+    }
+}
+
 /* Of few key heads and long groups, whose tasks are divided most, at most 512 results of parts are stored. */
 Test(host_launch, results_of_parts_are_bounded) {
     static const uint32_t masks[] = {FATTN_CAUSAL, FATTN_CAUSAL_TOP_LEFT, 0};
@@ -145,13 +209,7 @@ Test(host_launch, results_of_parts_are_bounded) {
         shapes x;
         fattni_problem p;
         fattni_bwd_choice choice;
-        describe(&x, FATTN_BF16, keys * group, Sq, Sk, 128);
-        const int64_t of_keys[4] = {1, keys, Sk, 128};
-        for (int t = 0; t < TENSORS; ++t)
-            if (t == K || t == V || t == DK || t == DV)
-                x.t[t] = fattn_tensor_view(x.t[t].data, FATTN_BF16, FATTN_CUDA, 0, 4, of_keys);
-        x.p.flags = masks[n % 3];
-        cr_assert_eq(fattni_problem_init(&ctx, &x.p, &x.io, FATTNI_BWD, true, &p), FATTN_OK);
+        cr_assert_eq(grouped(&ctx, &x, keys, group, Sq, Sk, 128, masks[n % 3], &p), FATTN_OK);
         cr_assert(!fattni_bwd_cuda_choose(&ctx, &p, &choice));
         const fattni_bwd_parts parts = fattni_bwd_sm90_parts(&ctx, &p, choice.main);
         divided += parts.most > 1;

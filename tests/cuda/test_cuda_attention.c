@@ -222,8 +222,9 @@ Test(cuda_attention, long_keys_with_means, .timeout = 400) {
 }
 
 /* How Hopper's kernels share out work on 132 SMs: a full mask whose last key blocks are divided, heads in groups that
-   are no power of two, key blocks in several parts for each SM, or from not the longest on. */
-Test(cuda_attention, shares_of_work, .timeout = 400) {
+   are no power of two, key blocks in several parts for each SM, of rows or of heads, or from not the longest on, and in
+   turns upwards and downwards. */
+Test(cuda_attention, shares_of_work, .timeout = 900) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
     static const attention_case cases[] = {
         {"last wave", .B = 2, .Hq = 8, .Hkv = 8, .Sq = 1000, .Sk = 1100},
@@ -242,9 +243,20 @@ Test(cuda_attention, shares_of_work, .timeout = 400) {
          .flags = FATTN_CAUSAL | FATTN_DETERMINISTIC},
         {"seven heads of a group", .B = 1, .Hq = 28, .Hkv = 4, .Sq = 1000, .Sk = 1000, .flags = FATTN_CAUSAL},
         {"eight heads of a group", .B = 1, .Hq = 16, .Hkv = 2, .Sq = 1500, .Sk = 1500, .flags = FATTN_CAUSAL},
+        {"five heads of a group, sink, dL", .B = 2, .Hq = 10, .Hkv = 2, .Sq = 1200, .Sk = 1200, .sink = true,
+         .d_lse = true, .flags = FATTN_CAUSAL},
+        {"groups turn", .B = 1, .Hq = 56, .Hkv = 28, .Sq = 130, .Sk = 1300, .flags = FATTN_CAUSAL},
+        {"groups, dropout, added", .B = 2, .Hq = 36, .Hkv = 12, .Sq = 400, .Sk = 1200, .dropout_p = 0.2f,
+         .flags = FATTN_CAUSAL | FATTN_ACC_DQ},
         {"another order", .B = 3, .Hq = 11, .Hkv = 11, .Sq = 1140, .Sk = 1150, .flags = FATTN_CAUSAL},
         {"another order, dL, added", .B = 1, .Hq = 44, .Hkv = 44, .Sq = 1000, .Sk = 1000, .d_lse = true,
          .flags = FATTN_CAUSAL | FATTN_ACC_DQ},
+        {"groups, the last in parts", .B = 1, .Hq = 60, .Hkv = 30, .Sq = 1400, .Sk = 1400, .flags = FATTN_CAUSAL},
+        {"parts of two heads, the first of one", .B = 1, .Hq = 45, .Hkv = 5, .Sq = 800, .Sk = 800,
+         .flags = FATTN_CAUSAL},
+        {"groups turn, narrow heads", .B = 1, .Hq = 56, .Hkv = 28, .Sq = 130, .Sk = 1300, .flags = FATTN_CAUSAL},
+        {"parts of two heads, sink", .B = 1, .Hq = 45, .Hkv = 5, .Sq = 800, .Sk = 800, .sink = true,
+         .flags = FATTN_CAUSAL},
     };
     static const int64_t head_dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {80, 80}};
     for (int n = 0; n < (int)(sizeof cases / sizeof *cases); ++n)

@@ -22,9 +22,9 @@
                two have other steps from S to dS (bwd_sm90_general.cuh). FULL and CAUSAL have none of them. BIASED is
                BANDED with a bias, of which a step's tile is loaded beside Q and dO; its gradient: bwd_sm90_dbias.cuh.
    Bias        in natural units: S becomes scale S + bias, and lse2 is in units of log2 (bwd_sm90_bias.cuh).
-   Means       Where the keys of a head have a mean m (bwd_key_mean.cu): dQ += dS (K - m), S is of K. So K is there
-               twice (TWO_K_TILES); where there is no room for that, dQ += dS K - (sum of dS) m. Of head_dim 64 dS has
-               one stage then (with two a causal mask takes 3 % longer).
+   Means       Where the keys of a head have a mean m (bwd_key_mean.cu): dQ += dS (K - m), S is of K. So K is loaded
+               twice then (TWO_K_TILES); where there is no room for that, dQ += dS K - (sum of dS) m. Of head_dim 64 dS
+               has one stage where there is (with two a causal mask takes 3 % longer).
    Heads       SHORT and HEADS are CAUSAL, HEADS_FULL is FULL, for few keys: with heads in place of work items
                (bwd_sm90_short.cuh).
    WIDE        Of head_dim 192 dK and dV take 160 registers of a thread. So dP is computed for half of the rows at a
@@ -78,9 +78,10 @@ enum {
     REPEATED = SPLIT_ROWS ? 0 : 2 * COLUMNS - D,
     PACKS = BANDS && !GENERAL && !BIASED, /* there is no register for it beside features */
     DIVIDES = !BY_HEADS,
-    SLICE = 64 * COLUMNS,                /* floats */
-    K_PANEL = D % 64 ? D - COLUMNS : 64, /* columns from panel to panel of K */
-    MOST_ROW_STAGES = 4,                 /* bwd_sm90_rows.cuh */
+    GOES_BY_ROWS = !BY_HEADS && !GENERAL && (CAUSAL || D > 64), /* elsewhere there is no register for it */
+    SLICE = 64 * COLUMNS,                                       /* floats */
+    K_PANEL = D % 64 ? D - COLUMNS : 64,                        /* columns from panel to panel of K */
+    MOST_ROW_STAGES = 4,                                        /* bwd_sm90_rows.cuh */
     /* What ptxas makes of the main loop: it is not to read the thread's number again in each step; of head_dim 64 it
        computes addresses in shared memory again, which spills less. */
     HOLDS_THREAD = !BY_HEADS && !WIDE,
@@ -118,7 +119,7 @@ typedef struct shared_memory {
 } shared_memory;
 enum {
     SHARED_BYTES = sizeof(shared_memory),
-    K_OF_DQ = TWO_K_TILES ? offsetof(shared_memory, k_of_dq) : offsetof(shared_memory, k)
+    K_OF_DQ = TWO_K_TILES ? offsetof(shared_memory, k_of_dq) : offsetof(shared_memory, k) /* of keys with means */
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "shared memory");
 
@@ -328,7 +329,6 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
     const uint64_t v_keys = operand_descriptor(MEMBER_ADDRESS(shared, v) + consumer * 8192, 0);
     const uint32_t ds_rows = SPLIT_ROWS ? consumer * 8192 : 0;
     const uint32_t k_columns = SPLIT_ROWS ? 0 : consumer * (WIDE ? 2 * BN * 128 : BN * 128);
-    const uint64_t k_depth = operand_descriptor(shared + K_OF_DQ + k_columns, 0);
     const uint64_t k_apart = operand_descriptor(MEMBER_ADDRESS(shared, k) + BN * 128 + consumer * (APART * 2), 0);
     float dk[D / 2], dv[DV / 2], s[BM / 2], dp[DP_ROWS / 2], dq[COLUMNS / 2];
     uint32_t pr[BM / 4], ds[DP_ROWS / 4]; /* P and dS, rounded */
@@ -342,18 +342,20 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         mbarrier_wait(MEMBER_ADDRESS(shared, k_full), (uint32_t)t->kv_phase);
         mbarrier_wait(MEMBER_ADDRESS(shared, v_full), (uint32_t)t->kv_phase);
     }
-    if (BANDS && t->j0 + BN > t->s.Sk && t->steps) {
-        if (TWO_K_TILES)
-            clear_rows(MEMBER_ADDRESS(shared, k_of_dq), PANELS, BN, t->s.Sk - t->j0, (int)threadIdx.x - 128,
-                       CONSUMER_THREADS);
+    if (BANDS && t->j0 + BN > t->s.Sk && t->steps)
         clear_tails(MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, v), BN, t->s.Sk - t->j0);
-    }
     if (LSE_AHEAD) load_lse2_ahead(ahead, t, 0, shared, memory, threadIdx.x);
-    row_cursor rows = first_rows(t, a->group);
+    row_cursor rows = first_rows(t);
     clear_rows_ahead(t, &rows, 0, shared);
     if (!BY_HEADS && t->steps) mbarrier_wait(MEMBER_ADDRESS(shared, mean_full), (uint32_t)t->kv_phase);
     const int has_mean = (BY_HEADS || t->steps) && load_shared_word(MEMBER_ADDRESS(shared, has_mean));
+    const uint32_t k_of_dq = shared + (uint32_t)(has_mean ? K_OF_DQ : offsetof(shared_memory, k));
+    const uint64_t k_depth = operand_descriptor(k_of_dq + k_columns, 0);
     if (TWO_K_TILES && has_mean) {
+        if (BANDS && t->j0 + BN > t->s.Sk) {
+            clear_rows(k_of_dq, PANELS, BN, t->s.Sk - t->j0, (int)threadIdx.x - 128, CONSUMER_THREADS);
+            named_barrier_sync(CLEARED, CONSUMER_THREADS);
+        }
         centre_tile(MEMBER_ADDRESS(shared, k_of_dq), PANELS, K_PANEL, memory->key_mean);
         named_barrier_sync(CLEARED, CONSUMER_THREADS);
     }
@@ -466,7 +468,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         }
         if (LSE_AHEAD) load_lse2_ahead(ahead, t, n + 1, shared, memory, thread);
         pass_dq(p, t, &now, number, shared, consumer, thread, dq);
-        next_rows(&rows, t, a);
+        next_rows(&rows, t, p);
         clear_rows_ahead(t, &rows, n + 1, shared);
         wgmma_wait(0); /* dK */
         PIN_INTEGERS(ds, DP_ROWS / 4);
@@ -474,7 +476,7 @@ DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, int number, 
         mbarrier_arrive_if(ELEMENT_ADDRESS(shared, q_empty, now.stage), leads(thread));
     }
     PIN(dk, D / 2);
-    PIN(dv, D / 2);
+    PIN(dv, DV / 2);
     store_keys(p, number, shared, consumer, dk, dv);
 }
 

@@ -33,6 +33,7 @@ enum {
     BANDS = K_VARIANT >= FATTNI_VARIANT_BANDED,
     PACKS = 0,
     DIVIDES = 0,
+    GOES_BY_ROWS = 0,
     GENERAL = K_VARIANT >= FATTNI_VARIANT_GENERAL,
     CAPPED = K_VARIANT == FATTNI_VARIANT_CAPPED,
     BIASED = K_VARIANT == FATTNI_VARIANT_BIASED, /* and GENERAL, by its division of labour */
@@ -158,11 +159,11 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) 
                  HALF * cta() + 64 * x, other_key, k_head, k_batch);
     const int seen = wait_preprocessed(p, t);
     if (!t->steps) return;
-    row_cursor at = first_rows(t, p->bwd.a.group);
+    row_cursor at = first_rows(t);
     load_rows(p, t, &at, 0, shared);
-    load_mean(p, t, seen, cta() * HALF, HALF, shared);
+    load_mean(p, t, seen, cta() * HALF, HALF, 0, shared);
     for (int n = 1; n < t->steps; ++n) {
-        next_rows(&at, t, &p->bwd.a);
+        next_rows(&at, t, p);
         load_rows(p, t, &at, n, shared);
     }
 }
@@ -172,8 +173,8 @@ DEVICE void wait_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uin
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
     if (p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items * CTAS);
-    row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
+    row_cursor at = first_rows(t);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p)) {
         const step s = step_at(&at, t, n);
         wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
         /* The last grant has been used. */
@@ -250,8 +251,8 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
     }
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
     if (t->steps) mbarrier_wait(MEMBER_ADDRESS(shared, mean_full), 0);
-    row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
+    row_cursor at = first_rows(t);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p)) {
         const step s = step_at(&at, t, n);
         const uint32_t ds = MEMBER_ADDRESS(shared, ds) + s.stage * TILE_BYTES,
                        empty = ELEMENT_ADDRESS(shared, ds_empty, s.stage);
@@ -344,7 +345,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, const task *t, uint32_t share
     for (int i = 0; i < HALF / 2; ++i) dk[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < V_HALF / 2; ++i) dv[i] = 0.0f;
-    main_loop(&p->bwd, t, shared, memory, consumer, dk, dv);
+    main_loop(p, t, shared, memory, consumer, dk, dv);
     store_dv(&p->bwd, t, first_key(t), consumer * V_HALF, V_HALF, dv);
     store_dk(&p->bwd, t, first_key(t), consumer * HALF, HALF, dk);
 }
@@ -385,7 +386,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         else if (threadIdx.x == 32 && p.bwd.dq_semaphore)
             wait_dq_semaphores(&p, &t, shared);
         else if (threadIdx.x == 64 && p.bwd.dq_semaphore)
-            post_dq_semaphores(&p.bwd, &t, shared);
+            post_dq_semaphores(&p, &t, shared);
     } else if (role == 3) {
         registers_lower((int)DQ_REGISTERS);
         add_dq(&p, &t, shared, (const shared_memory *)SHARED_MEMORY);

@@ -106,9 +106,10 @@ DEVICE void add_to_dv(float dv[V_HALF / 2], uint32_t base, int stage, int consum
     wgmma_commit();
 }
 
-DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared, const shared_memory *memory,
+DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory,
                       int consumer, float dk[HALF / 2], float dv[V_HALF / 2]) {
-    const fattni_attention_args *const a = &bwd->a;
+    const fattni_bwd_args *const bwd = &p->bwd;
+    const fattni_attention_args *const a = &p->bwd.a;
     const part thread_part = {consumer, consumer * ROWS + (int)threadIdx.x % 32 % 4 * 2, first_key(t)};
     const part *const mine = &thread_part;
     if (!t->steps) return;
@@ -116,7 +117,7 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     const uint32_t half_at = consumer * (ROW_BYTES / 2); /* of Q: its columns */
     float s[ROWS / 2], dp[ROWS / 2];
     uint32_t keep[1];
-    row_cursor rows = first_rows(t, a->group);
+    row_cursor rows = first_rows(t);
     step now = step_at(&rows, t, 0);
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
     mbarrier_wait(MEMBER_ADDRESS(shared, v_full), 0);
@@ -140,7 +141,7 @@ DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared
     add_to_dv(dv, shared, 0, consumer);
 
     for (int n = 0; n + 1 < t->steps; ++n) {
-        next_rows(&rows, t, a);
+        next_rows(&rows, t, p);
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */

@@ -70,11 +70,12 @@ DEVICE void store_p(float s[BM / 2], const float2 lse2[BM / 2], const fattni_att
 }
 
 /* The first consumer. */
-DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32_t shared, const shared_memory *memory,
+DEVICE void main_loop_of_p(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory,
                            float dk[HALF / 2], float dv[V_HALF / 2]) {
+    const fattni_attention_args *const a = &p->bwd.a;
     float s[BM / 2];
     float2 lse2[BM / 2]; /* every fourth, as `statistics` has it */
-    row_cursor rows = first_rows(t, a->group);
+    row_cursor rows = first_rows(t);
     step now = step_at(&rows, t, 0);
     mbarrier_wait(MEMBER_ADDRESS(shared, k_full), 0);
     mbarrier_wait(MEMBER_ADDRESS(shared, q_full[0]), 0);
@@ -85,7 +86,7 @@ DEVICE void main_loop_of_p(const fattni_attention_args *a, const task *t, uint32
     PIN(s, BM / 2);
     store_p(s, statistics(memory->lse2[0], first_row((int)threadIdx.x)), a, t, &now, 0, shared);
     for (int n = 0; n + 1 < t->steps; ++n) {
-        next_rows(&rows, t, a);
+        next_rows(&rows, t, p);
         const step next = step_at(&rows, t, n + 1);
         uint32_t base = shared;
         asm volatile("" : "+r"(base)); /* hides it: descriptors are recomputed, kept from above the loop they spill */
@@ -201,10 +202,10 @@ DEVICE void main_loop_of_ds(uint32_t shared, const shared_memory *memory, float 
     }
 }
 
-DEVICE void main_loop(const fattni_bwd_args *bwd, const task *t, uint32_t shared, const shared_memory *memory,
+DEVICE void main_loop(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, const shared_memory *memory,
                       int consumer, float dk[HALF / 2], float dv[V_HALF / 2]) {
     if (t->steps && consumer == 0)
-        main_loop_of_p(&bwd->a, t, shared, memory, dk, dv);
+        main_loop_of_p(p, t, shared, memory, dk, dv);
     else if (t->steps)
         main_loop_of_ds(shared, memory, dk, dv);
 }

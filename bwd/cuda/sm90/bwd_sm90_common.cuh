@@ -7,6 +7,7 @@
    BIASED               it has a bias in shared memory
    PACKS                packed sequences of a head group follow each other (bwd_sm90_items.cuh, find_packed)
    DIVIDES              a task may be divided into parts (bwd_sm90_items.cuh, join_parts)
+   GOES_BY_ROWS         a task may have each row block of all heads before the next one
    PANELS, ROW_BYTES    panels of 64 columns, and bytes, of a tile of Q
    V_PANELS, D_O_BYTES  the same of dO
    HALF, V_HALF         columns where the second half of the panels begins, of Q and of dO
@@ -48,17 +49,20 @@ typedef struct work_item {
     int kind, head_group, number;
 } work_item;
 
-/* A MAINLOOP work item: keys [j0, j0 + BN) of (b, hk), and for each head of the group the row blocks that see one of
+/* A MAINLOOP work item: keys [j0, j0 + BN) of (b, hk), and for each of its query heads the row blocks that see one of
    the cluster's keys, from the one at row `from` on. The last rows come first, so that all CTAs of a head start at the
    same ones, and with a deterministic dQ wait little at the start. Short sequences without it begin with the first
-   rows, so that CTAs start at different ones. */
+   rows, so that CTAs start at different ones. Where p->turns, tasks of every second wave begin with the first rows,
+   their diagonal: those of the wave before end one after the other, the shortest first, and the next task of each has
+   its diagonal where the others are by then. So all are at the same rows, and what they share stays in L2. */
 typedef struct task {
-    int b, hk, j0, from, last, steps; /* last: row of a head's last step; steps: row blocks of all heads of the group */
+    int b, hk, j0, from, last, steps; /* last: row of a head's last step; steps: row blocks of all its heads */
+    int last_head, heads;             /* its query heads: those of the group, or of a part of it */
     int head_group;
     int accumulator_shift; /* head h adds to the dQ accumulator of head h + accumulator_shift; packed: where PACKS */
     int steps_before;      /* of this CTA's earlier tasks, modulo 4: stages continue from task to task */
     int kv_phase;          /* parity of K's and V's mbarriers */
-    int part, parts;       /* DIVIDES: it has row blocks of part 0 to parts - 1 of its keys'; parts 0: none */
+    int part, parts;       /* DIVIDES: it is one of so many, of row blocks or of heads; parts 0: none */
     sequence s;
 } task;
 
@@ -89,6 +93,13 @@ DEVICE key_head key_head_of(const fattni_bwd_sm90_args *p, int plane) {
     const key_head x = {by_head ? plane % a->B : plane / a->Hkv, by_head ? plane / a->B : plane % a->Hkv};
     return x;
 }
+/* Its query heads. The first part has fewer where they are not all as many: the last one waits for the others. */
+DEVICE void find_heads(const fattni_bwd_sm90_args *p, task *t) {
+    const int group = p->bwd.a.group, some = DIVIDES && t->parts > 1 ? p->part_heads : 0;
+    const int end = group - (some ? (t->parts - 1 - t->part) * some : 0);
+    t->heads = some ? min(some, end) : group;
+    t->last_head = t->hk * group + end - 1;
+}
 DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const position *at, int part) {
     const fattni_bwd_args *const bwd = &p->bwd;
     const fattni_attention_args *const a = &p->bwd.a;
@@ -107,37 +118,37 @@ DEVICE task task_at(const fattni_bwd_sm90_args *p, const work_item *x, const pos
     const int begin = max(0, j0 - t.s.hi), blocks = (a->Sk + CTAS * BN - 1) / (CTAS * BN),
               end = BANDS ? min(j0 + keys - t.s.lo, t.s.Sq) : t.s.Sq;
     if (begin >= end || keys <= 0) return t;
-    const int upwards = !bwd->dq_semaphore && blocks <= FATTNI_SHORT_BLOCKS;
+    const int second = p->turns && (x->number - x->head_group * p->group_items) / (int)gridDim.x % 2;
+    const int upwards = !bwd->dq_semaphore && (blocks <= FATTNI_SHORT_BLOCKS || second);
     int first = begin / BM, last = (end - 1) / BM;
-    if (DIVIDES && x->number >= p->whole) {
+    if (DIVIDES && x->number >= p->whole && p->part_heads) {
+        t.parts = p->most_parts;
+    } else if (DIVIDES && x->number >= p->whole) {
         const int rows = last - first + 1, parts = min(p->most_parts, (rows + p->part_blocks - 1) / p->part_blocks);
         t.parts = part < parts ? parts : 0;
         last = first + rows * (part + 1) / parts - 1;
         first += rows * part / parts;
     }
     t.from = (upwards ? first : last) * BM, t.last = (upwards ? last : first) * BM;
-    t.steps = (last - first + 1) * a->group;
+    find_heads(p, &t);
+    t.steps = (last - first + 1) * t.heads;
     return t;
 }
-/* The row block of a query head that belongs to a step of the task: all row blocks of a head, then the next head. Of
-   FATTNI_BY_ROWS heads or more a row block of all heads, then the next row block, since tasks of different lengths are
-   at different heads soon: then what is added to dQ would not stay in L2. Not with windows, whose tasks have the same
-   length, nor of head_dim 64, where it gains nothing, nor where there is no register for it: beside features, and in
-   clusters. Advanced without branches: whatever stands before a step's first product delays all of it. */
+/* The row block of a query head that belongs to a step of the task: all row blocks of a head, then the next head; or,
+   where p->by_rows, a row block of all heads, then the next row block. Advanced without branches: whatever stands
+   before a step's first product delays all of it. */
 typedef struct row_cursor {
     int h, i0;
 } row_cursor;
-DEVICE row_cursor first_rows(const task *t, int group) {
-    const row_cursor x = {t->hk * group, t->from};
+DEVICE row_cursor first_rows(const task *t) {
+    const row_cursor x = {t->last_head - t->heads + 1, t->from};
     return x;
 }
-DEVICE void next_rows(row_cursor *x, const task *t, const fattni_attention_args *a) {
-    const int by_rows =
-        !GENERAL && CTAS == 1 && D > 64 && a->group >= FATTNI_BY_ROWS && (!BANDS || a->left == FATTNI_FAR);
-    const int ends = by_rows ? x->h == (t->hk + 1) * a->group - 1 : x->i0 == t->last;
+DEVICE void next_rows(row_cursor *x, const task *t, const fattni_bwd_sm90_args *p) {
+    const int by_rows = GOES_BY_ROWS && p->by_rows, ends = by_rows ? x->h == t->last_head : x->i0 == t->last;
     const int next = x->i0 + (t->from <= t->last ? BM : -BM);
     x->i0 = by_rows ? (ends ? next : x->i0) : ends ? t->from : next;
-    x->h = by_rows && ends ? t->hk * a->group : x->h + (by_rows || ends);
+    x->h += by_rows && ends ? 1 - t->heads : by_rows || ends;
 }
 /* Step n of the task: its rows, and the stage and parity of their tiles. */
 typedef struct step {
@@ -186,14 +197,13 @@ DEVICE void report_dq_added(const step *s, uint32_t shared) {
     mbarrier_wait(MEMBER_ADDRESS(shared, dq_added_seen), (uint32_t)s->stage ^ 1); /* of the last step */
     mbarrier_arrive(MEMBER_ADDRESS(shared, dq_added));
 }
-DEVICE void post_dq_semaphores(const fattni_bwd_args *bwd, const task *t, uint32_t shared) {
-    const fattni_attention_args *const a = &bwd->a;
-    row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
+DEVICE void post_dq_semaphores(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared) {
+    row_cursor at = first_rows(t);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p)) {
         const step s = step_at(&at, t, n);
         mbarrier_wait(MEMBER_ADDRESS(shared, dq_added), (uint32_t)s.stage);
         mbarrier_arrive(MEMBER_ADDRESS(shared, dq_added_seen));
-        add_release(dq_semaphore_of_step(bwd, t, &s), 2 / CTAS);
+        add_release(dq_semaphore_of_step(&p->bwd, t, &s), 2 / CTAS);
     }
 }
 

@@ -72,7 +72,8 @@ DEVICE work_item read_work(uint32_t slot) {
     const work_item x = {(int)item[0], (int)item[1], (int)item[2]};
     return x;
 }
-DEVICE task read_task(const fattni_attention_args *a, uint32_t shared, int number) {
+DEVICE task read_task(const fattni_bwd_sm90_args *p, uint32_t shared, int number) {
+    const fattni_attention_args *const a = &p->bwd.a;
     const uint32_t slot = slot_at(shared, number);
     uint32_t steps[4], item[4], head[4];
     load_shared_4(steps, slot + offsetof(work_slot, steps));
@@ -84,6 +85,7 @@ DEVICE task read_task(const fattni_attention_args *a, uint32_t shared, int numbe
     t.head_group = item[1], t.accumulator_shift = item[3];
     t.b = t.s.batch = head[0], t.hk = head[1];
     t.part = head[2], t.parts = head[3];
+    find_heads(p, &t);
     if (BANDS) t.s = read_sequence(a, ELEMENT_ADDRESS(shared, sequences, number & 1), t.b);
     return t;
 }
@@ -109,10 +111,9 @@ DEVICE void load_keys(const fattni_bwd_sm90_args *p, const task *t, uint32_t sha
     mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
     mbarrier_expect(MEMBER_ADDRESS(shared, k_full), KEY_BYTES);
     load_k_tile(p, t, MEMBER_ADDRESS(shared, k), MEMBER_ADDRESS(shared, k_full));
-    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES + (TWO_K_TILES ? KEY_BYTES : 0));
+    mbarrier_expect(MEMBER_ADDRESS(shared, v_full), VALUE_BYTES);
     load_panels(MEMBER_ADDRESS(shared, v), &p->v, MEMBER_ADDRESS(shared, v_full), V_PANELS, BN, key,
                 t->hk * p->v_step.head, t->s.batch * p->v_step.batch);
-    if (TWO_K_TILES) load_k_tile(p, t, MEMBER_ADDRESS(shared, k_of_dq), MEMBER_ADDRESS(shared, v_full));
 }
 /* Q, dO and what belongs to them, of step n. */
 DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cursor *at, int n, uint32_t shared) {
@@ -126,7 +127,7 @@ DEVICE void load_rows(const fattni_bwd_sm90_args *p, const task *t, const row_cu
 }
 /* All that a task reads. Only lse2 and delta wait for rows to be preprocessed. One thread. */
 DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32_t shared) {
-    row_cursor at = first_rows(t, p->bwd.a.group);
+    row_cursor at = first_rows(t);
     const step s = step_at(&at, t, 0);
     const int64_t row = padded_row(&p->bwd, t, &s);
     if (t->steps) {
@@ -141,9 +142,10 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32
     load_delta(p, row, s.stage, shared);
     if (BIASED) load_bias(p, t, &s, shared);
     if (first && finds_means(p)) group_has_means(p, 0, 0); /* warp 3 has used the next stage */
-    load_mean(p, t, seen, 0, PANELS * 64, shared);
+    if (load_mean(p, t, seen, 0, PANELS * 64, TWO_K_TILES ? KEY_BYTES : 0, shared) && TWO_K_TILES)
+        load_k_tile(p, t, MEMBER_ADDRESS(shared, k_of_dq), MEMBER_ADDRESS(shared, mean_full));
     for (int n = 1; n < t->steps; ++n) {
-        next_rows(&at, t, &p->bwd.a);
+        next_rows(&at, t, p);
         load_rows(p, t, &at, n, shared);
     }
 }
@@ -156,8 +158,8 @@ DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared
     if (leader && p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items);
     __syncwarp();
     if (t->steps) named_barrier_arrive(DQ_EMPTY + consumer, ADDER_THREADS);
-    row_cursor at = first_rows(t, a->group);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, a)) {
+    row_cursor at = first_rows(t);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p)) {
         const step s = step_at(&at, t, n);
         asm volatile("" : "+r"(consumer)); /* hides it: addresses are recomputed, 40 registers do not hold them */
         if (leader && bwd->dq_semaphore) wait_dq_semaphore_of_step(dq_semaphore_of_step(bwd, t, &s), t, &s);
@@ -221,11 +223,12 @@ DEVICE void add_part(float *x, const float4 *from, int count) {
     }
 }
 /* Of a task in parts each part stores its dK and dV, in F32, and the last one adds them to its own, in their order: the
-   same bits in every call. It waits for parts that were claimed before it. Returns whether this is the last. */
-DEVICE int join_parts(const fattni_bwd_sm90_args *p, const task *t, float dk[D / 2], float dv[DV / 2]) {
+   same bits in every call. It waits for parts that were claimed before it. `number` is the work item's. Returns whether
+   this is the last part. */
+DEVICE int join_parts(const fattni_bwd_sm90_args *p, const task *t, int number, float dk[D / 2], float dv[DV / 2]) {
     enum { SIZE = BN * (D + DV) / 4, OF_DV = BN * D / 4 }; /* float4s */
     const int thread = (int)threadIdx.x - 128, others = p->most_parts - 1;
-    const int at = (t->b * p->bwd.a.Hkv + t->hk) * p->schedule.blocks + t->j0 / BN - p->whole;
+    const int at = (number - p->whole) / p->most_parts; /* as in position_of_task */
     float4 *sums = (float4 *)p->part_sums + (int64_t)at * others * SIZE + thread;
     if (t->part + 1 < t->parts) {
         sums += t->part * SIZE;
@@ -248,9 +251,9 @@ DEVICE int join_parts(const fattni_bwd_sm90_args *p, const task *t, float dk[D /
 }
 DEVICE void store_keys(const fattni_bwd_sm90_args *p, int number, uint32_t shared, int consumer, float dk[D / 2],
                        float dv[DV / 2]) {
-    const task t = read_task(&p->bwd.a, shared, number); /* again: there are no registers to keep it */
+    const task t = read_task(p, shared, number); /* again: there are no registers to keep it */
     if (t.steps) arrive_once_per_warp(MEMBER_ADDRESS(shared, keys_empty));
-    if (t.parts > 1 && !join_parts(p, &t, dk, dv)) return;
+    if (t.parts > 1 && !join_parts(p, &t, read_work(slot_at(shared, number)).number, dk, dv)) return;
     uint32_t thread = threadIdx.x % 128;
     asm volatile("" : "+r"(thread));
     const int key = first_key(&t, consumer, thread);
@@ -344,7 +347,7 @@ DEVICE void add(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer) {
         const uint32_t slot = slot_at(shared, n);
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const int kind = read_work(slot).kind;
-        const task t = read_task(&p->bwd.a, shared, n);
+        const task t = read_task(p, shared, n);
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
         if (kind == END) return;
@@ -453,10 +456,10 @@ DEVICE void post(const fattni_bwd_sm90_args *p, uint32_t shared) {
         const uint32_t slot = slot_at(shared, n);
         mbarrier_wait(ELEMENT_ADDRESS(shared, work_full, n & 1), (uint32_t)(n >> 1 & 1));
         const int kind = read_work(slot).kind;
-        const task t = read_task(&p->bwd.a, shared, n);
+        const task t = read_task(p, shared, n);
         __syncwarp();
         arrive_once_per_warp(ELEMENT_ADDRESS(shared, work_empty, n & 1));
-        if (kind == MAINLOOP && is_leader()) post_dq_semaphores(&p->bwd, &t, shared);
+        if (kind == MAINLOOP && is_leader()) post_dq_semaphores(p, &t, shared);
         __syncwarp();
         if (kind == END) return;
     }
@@ -473,7 +476,7 @@ DEVICE void consume(const fattni_bwd_sm90_args *p, uint32_t shared, int consumer
         const work_item x = read_work(slot);
         if (x.kind == END) return;
         if (x.kind == MAINLOOP) {
-            const task t = read_task(&p->bwd.a, shared, n);
+            const task t = read_task(p, shared, n);
             /* A pointer made of `shared`: of the array ptxas would ask for the address in every step. */
             main_loop(p, &t, n, shared, (const shared_memory *)shared_pointer(shared), consumer);
         } else if (x.kind == PREPROCESS) {

@@ -9,7 +9,8 @@
 
    SEARCH        the means of some heads' keys
    PREPROCESS    lse2, delta and a zeroed accumulator for some rows
-   MAINLOOP      a key block and all its row blocks, or a part of these (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
+   MAINLOOP      a key block and all its row blocks, or a part of these, or those of some of its query heads
+                 (bwd_sm90.cuh, bwd_sm90_cluster.cuh)
    POSTPROCESS   dq = dq_scale * accumulator for some rows
 
    (of one head group: preprocess, main loop, postprocess), so that accumulators stay in L2: those of RING head groups,
@@ -297,15 +298,17 @@ DEVICE int wait_preprocessed(const fattni_bwd_sm90_args *p, const task *t) {
     return seen;
 }
 /* One thread: whether the task's keys have a mean; `columns` of it, from `column` on, to shared memory. Who waits for
-   mean_full has both. Only dQ needs it, so the first tiles do not wait for the search. */
-DEVICE void load_mean(const fattni_bwd_sm90_args *p, const task *t, int seen, int column, int columns,
-                      uint32_t shared) {
+   mean_full has both, and `more` bytes that the caller then loads. Only dQ needs it, so the first tiles do not wait for
+   the search. */
+DEVICE int load_mean(const fattni_bwd_sm90_args *p, const task *t, int seen, int column, int columns, int more,
+                     uint32_t shared) {
     const int some = !finds_means(p) || group_has_means(p, t->head_group, seen);
     const float *const mean = some ? key_mean_of(&p->bwd, t->b, t->hk) : 0;
     const uint32_t full = MEMBER_ADDRESS(shared, mean_full);
     store_shared_word(MEMBER_ADDRESS(shared, has_mean), mean != 0);
-    mbarrier_expect(full, mean ? columns * 4 : 0);
+    mbarrier_expect(full, mean ? columns * 4 + more : 0);
     if (mean) bulk_load(MEMBER_ADDRESS(shared, key_mean), mean + column, columns * 4, full);
+    return mean != 0;
 }
 
 /* x.y of a row of which each of `lanes` neighbours has 8 columns; x more exact by its `rest` (o_rest.h) where has_rest.

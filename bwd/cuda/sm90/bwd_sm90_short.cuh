@@ -45,6 +45,7 @@ DEVICE task short_task(const fattni_bwd_sm90_args *p, int number) {
     const int rows = (a->Sq + BM - 1) / BM, skipped = CAUSAL ? BN / BM : 0; /* row blocks; above each key block */
     const int first = j * skipped * BM, last = (rows - 1) * BM, back = !KEEPS_DQ && j % 2;
     task t = {plane / a->Hkv, plane % a->Hkv, j * BN, back ? last : first, back ? first : last, rows - j * skipped};
+    t.last_head = t.hk, t.heads = 1;
     t.steps_before =
         (n * (blocks * rows - skipped * (blocks * (blocks - 1) / 2)) + j * rows - skipped * (j * (j - 1) / 2)) & 3;
     t.kv_phase = number & 1;
@@ -148,6 +149,8 @@ DEVICE void find_mean(const fattni_bwd_args *bwd, int plane, int thread) {
             mean_of_sums(&z, &low, sums.x, sums.z, counted), mean_of_sums(&z, &high, sums.y, sums.w, counted));
     }
     __syncwarp();
+    if (AHEAD_WARPS > 1)
+        named_barrier_sync(MEAN_PARTS, AHEAD_THREADS); /* parts have been read: the next head's follow */
     if (warp == AHEAD_WARPS - 1) {
         const int use = shows_means(sum_of_warp(z), a->D, count);
         if (lane == 0) bwd->key_mean_used[plane] = use;
@@ -165,23 +168,25 @@ DEVICE void prefetch_rows(const fattni_view *x, int bytes, int b, int h, int row
 #pragma unroll
         for (int line = 0; line < D / 64; ++line) prefetch_line(from + i * x->row * bytes + line * (64 * bytes));
 }
-/* AHEAD_WARPS: the mean of a head's keys and, once a key block of the head before has begun, its O, the rest of O and
-   dO to L2. */
+/* AHEAD_WARPS: the mean of a head's keys, as soon as there is nothing else to do, so that nobody waits for it; and once
+   a key block of the head before has begun, its O, the rest of O and dO to L2. */
 DEVICE void look_ahead(const fattni_bwd_sm90_args *p, uint32_t shared) {
     const fattni_attention_args *const a = &p->bwd.a;
     const int thread = (int)threadIdx.x - (128 - AHEAD_THREADS), planes = planes_of_cta(p);
-    for (int n = 0; n < planes; ++n) {
-        const int plane = plane_of(n), b = plane / a->Hkv, h = plane % a->Hkv;
-        if (n > 0) mbarrier_wait(MEMBER_ADDRESS(shared, mean_seen), (uint32_t)(n - 1) & 1);
+#pragma unroll 1
+    for (int n = 0; n <= planes; ++n) {
+        const int last = n - 1, plane = plane_of(last), b = plane / a->Hkv, h = plane % a->Hkv;
+        if (last > 0) mbarrier_wait(MEMBER_ADDRESS(shared, mean_seen), (uint32_t)(last - 1) & 1);
         __syncwarp();
-        if (p->bwd.key_mean) find_mean(&p->bwd, plane, thread);
-        named_barrier_arrive(MEAN_FOUND, AHEAD_THREADS + CONSUMER_THREADS);
-        if (n == 0) continue; /* they are loaded already */
-        mbarrier_wait(MEMBER_ADDRESS(shared, rows_wanted), (uint32_t)(n - 1) & 1);
-        __syncwarp();
-        prefetch_rows(&a->o, 2, b, h, a->Sq, thread);
-        prefetch_rows(&p->bwd.d_o, 2, b, h, a->Sq, thread);
-        if (a->o_rest.p) prefetch_rows(&a->o_rest, 1, b, h, a->Sq, thread);
+        if (last >= 0) named_barrier_arrive(MEAN_FOUND, AHEAD_THREADS + CONSUMER_THREADS);
+        if (last > 0) { /* those of the first head are loaded already */
+            mbarrier_wait(MEMBER_ADDRESS(shared, rows_wanted), (uint32_t)(last - 1) & 1);
+            __syncwarp();
+            prefetch_rows(&a->o, 2, b, h, a->Sq, thread);
+            prefetch_rows(&p->bwd.d_o, 2, b, h, a->Sq, thread);
+            if (a->o_rest.p) prefetch_rows(&a->o_rest, 1, b, h, a->Sq, thread);
+        }
+        if (n < planes && p->bwd.key_mean) find_mean(&p->bwd, plane_of(n), thread);
     }
 }
 /* Consumers: the rows of a head, for the main loop. */
@@ -218,8 +223,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, uint32_t bar, int row
 /* What key block `number` reads. Its tiles are asked for before its head's rows are prepared. */
 DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number, uint32_t shared) {
     const uint32_t k_full = MEMBER_ADDRESS(shared, k_full), v_full = MEMBER_ADDRESS(shared, v_full);
-    row_cursor at = first_rows(t, 1);
-    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, &p->bwd.a)) {
+    row_cursor at = first_rows(t);
+    for (int n = 0; n < t->steps; ++n, next_rows(&at, t, p)) {
         const step s = step_at(&at, t, n);
         const uint32_t q_full = ELEMENT_ADDRESS(shared, q_full, s.stage),
                        do_full = ELEMENT_ADDRESS(shared, do_full, s.stage);
@@ -231,10 +236,7 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
             mbarrier_wait(MEMBER_ADDRESS(shared, keys_empty), (uint32_t)t->kv_phase ^ 1);
             load_tile(MEMBER_ADDRESS(shared, k), &p->k, k_full, BN, t->j0, t->hk * p->k_step.head,
                       t->b * p->k_step.batch, !TWO_K_TILES);
-            if (TWO_K_TILES)
-                load_tile(MEMBER_ADDRESS(shared, k_of_dq), &p->k, v_full, BN, t->j0, t->hk * p->k_step.head,
-                          t->b * p->k_step.batch, 1);
-            mbarrier_expect(v_full, TWO_K_TILES ? 2 * KEY_BYTES : KEY_BYTES);
+            mbarrier_expect(v_full, KEY_BYTES);
             load_tile(MEMBER_ADDRESS(shared, v), &p->v, v_full, BN, t->j0, t->hk * p->v_step.head,
                       t->b * p->v_step.batch, 1);
         }
@@ -252,8 +254,11 @@ DEVICE void load_short(const fattni_bwd_sm90_args *p, const task *t, int number,
         if (n == 0) {
             const float *const mean = key_mean_of(&p->bwd, t->b, t->hk);
             store_shared_word(MEMBER_ADDRESS(shared, has_mean), mean != 0);
-            mbarrier_expect(k_full, KEY_BYTES + (mean ? PANELS * 256 : 0));
+            mbarrier_expect(k_full, KEY_BYTES + (mean ? PANELS * 256 + (TWO_K_TILES ? KEY_BYTES : 0) : 0));
             if (mean) bulk_load(MEMBER_ADDRESS(shared, key_mean), mean, PANELS * 256, k_full);
+            if (mean && TWO_K_TILES)
+                load_tile(MEMBER_ADDRESS(shared, k_of_dq), &p->k, k_full, BN, t->j0, t->hk * p->k_step.head,
+                          t->b * p->k_step.batch, 1);
         }
         mbarrier_expect(do_full, D_O_BYTES + BM * 4);
         bulk_load(ELEMENT_ADDRESS(shared, delta, s.stage), p->bwd.delta + row, BM * 4, do_full);
