@@ -10,9 +10,9 @@ count: 2 (d + dv) FLOP each forward, 2 (3 d + 2 dv) backward. `plain`, of window
 without them, causal or full like the row; for packed rows on as many sequences of equal lengths.
 
 Groups: dims, ragged (N that no tile divides), gqa, heads (B H from 1 to 4096), models (heads of GPT-2, Qwen2.5, Llama
-3.2, Whisper and others, mostly no power of two), cross (rows and keys differ in number), window, packed
-(16384 tokens, sequences cut at random), strides (slices of [B,S,3,H,D]), f16. A name is what a row prints before its
-first figure, without the padding: --rows matches it.
+3.2, Whisper and others, mostly no power of two), grouped (heads that share keys, mostly of one sequence), cross (rows
+and keys differ in number), window, packed (16384 tokens, sequences cut at random), strides (slices of [B,S,3,H,D]),
+f16. A name is what a row prints before its first figure, without the padding: --rows matches it.
 
 fa3: FlashAttention-3's kernels with the arguments that its own dispatch chooses (bench/fa3.cu), those that the library
 has. cudnn: PyTorch's backend, packed rows by its operator. fa2: PyTorch's operator, which has windows, packed rows and
@@ -131,6 +131,13 @@ def table():
                     Hkv=8)
     yield from rows("models", (128,), [(1, 12, 2048, "causal"), (1, 9, 4096, "full"), (1, 25, 2048, "full")])
     yield from rows("models", (256,), [(3, 16, 2048, "causal")], Hkv=8)
+
+    for d, H, Hkv, shapes in ((64, 14, 2, [(1, 4096), (4, 2048), (1, 8192)]), (128, 12, 2, [(1, 8192)]),
+                              (128, 16, 2, [(1, 4096), (2, 4096), (1, 8192)]), (128, 28, 4, [(1, 10240), (1, 16384)]),
+                              (128, 32, 8, [(1, 2048), (1, 4096), (1, 6144)]),
+                              (128, 64, 8, [(1, 2048), (1, 4096), (1, 6144), (1, 8192)]), (128, 8, 1, [(1, 8192)]),
+                              (64, 71, 1, [(1, 2048)])):
+        yield from rows("grouped", (d,), [(B, H, N, "causal") for B, N in shapes], Hkv=Hkv)
 
     for d, H, Sq, Sk, mask in ((128, 16, 1024, 8192, "causal"), (128, 16, 512, 16384, "full"),
                                (128, 16, 4096, 1024, "full"), (64, 32, 2048, 4096, "causal"),
