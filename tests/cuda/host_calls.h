@@ -1,5 +1,5 @@
-/* Calls and contexts of the tests of the CUDA backend's host code, host_choice.c and host_launch.c: tensors with
-   addresses but without memory, and contexts without a GPU. */
+/* Calls and contexts of the tests of the CUDA backend's host code, host_*.c: tensors with addresses but
+   without memory, and contexts without a GPU. */
 #ifndef TEST_CUDA_HOST_CALLS_H
 #define TEST_CUDA_HOST_CALLS_H
 

@@ -153,7 +153,6 @@ DEVICE void load(const fattni_bwd_sm90_args *p, const task *t, int first, uint32
 /* Adds a consumer's slices of dQ to the accumulator. One warp. */
 DEVICE void add_dq(const fattni_bwd_sm90_args *p, const task *t, uint32_t shared, int consumer) {
     const fattni_bwd_args *const bwd = &p->bwd;
-    const fattni_attention_args *const a = &p->bwd.a;
     const int leader = is_leader();
     if (leader && p->progress) wait_counter(p, t->head_group, PREPROCESSED, p->row_items);
     __syncwarp();
