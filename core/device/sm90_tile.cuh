@@ -73,7 +73,7 @@ DEVICE void clear_rows(uint32_t tile, int panels, int rows, int from, int thread
     const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int x = 0; x < panels; ++x)
         for (int at = from * 128 + thread * 16; at < rows * 128; at += threads * 16)
-            store_shared_4(tile + x * rows * 128 + at, zero);
+            store_same_4(tile + x * rows * 128 + at, zero); /* each consumer for itself */
     async_proxy_fence();
 }
 

@@ -29,5 +29,10 @@ static __device__ __forceinline__ void store_shared_word(uint32_t address, uint3
 static __device__ __forceinline__ void store_shared_half(uint32_t address, uint16_t x) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
 }
+/* By threads that store the same to one address, in no order: a race without a consequence, which the emulation of
+   tests/cuda/emulated knows by these names. */
+static __device__ __forceinline__ void store_same(float *to, float x) { *to = x; }
+static __device__ __forceinline__ void store_same_integer(volatile int *to, int x) { *to = x; }
+static __device__ __forceinline__ void store_same_4(uint32_t address, const float x[4]) { store_shared_4(address, x); }
 
 #endif

@@ -188,6 +188,9 @@ WGMMA_S8(128, 64, 64, 65, 66)
 #undef O96
 #undef O128
 
+/* Where nothing reads the results of the products that follow, their operands may be overwritten meanwhile: said to the
+   emulation of tests/cuda/emulated, which looks for races. */
+static __device__ __forceinline__ void operands_may_change(int results_unread) { (void)results_unread; }
 /* Before the first product, and again after registers of D or A have been written. */
 static __device__ __forceinline__ void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 static __device__ __forceinline__ void wgmma_commit(void) {

@@ -349,7 +349,9 @@ DEVICE void add_block(const fattni_fwd_rows_args *z, const key_part *w, uint32_t
     for (int i = 0; i < BN / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     free_stage(shared, x);
     if (more) mbarrier_wait(ELEMENT_ADDRESS(shared, k_full, x->at.stage), x->at.parity);
+    operands_may_change(!more);
     begin_scores(s, x->q, shared, more ? x->at.stage : at.stage);
+    operands_may_change(0);
     if (__any_sync(ALL_LANES, rose && !x->first)) {
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) sum->o[i] *= correction[i / 2 % 2];

@@ -318,8 +318,8 @@ DEVICE float shift_row(float s[BN / 2], row_state *r, const logit_scale *logits,
     if (is_far(distance) && (distance > 0 || r->m[e] == -INFINITY))
         base = is_far(raw * unit_of(logits, e)) ? raw : 0.0f;
     __syncwarp(); /* all threads of the row have read the old one */
-    if (!has_shifts(r)) smem->shifts[row + 8 * (1 - e)] = 0.0f;
-    *shift = base;
+    if (!has_shifts(r)) store_same(&smem->shifts[row + 8 * (1 - e)], 0.0f);
+    store_same(shift, base);
     __syncwarp();
     r->threshold = -INFINITY;
     r->m[e] += (old - base) * unit_of(logits, e);

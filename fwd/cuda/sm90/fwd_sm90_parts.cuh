@@ -54,7 +54,7 @@ DEVICE void post_part(uint32_t shared, shared_memory *smem, int warp, int row_bl
     __syncwarp(); /* all lanes have stored, and read the count */
     if (!is_leader()) return;
     *count = n + 1;
-    ((volatile int *)board->row_block)[n % 2] = row_block;
+    store_same_integer(board->row_block + n % 2, row_block);
     mbarrier_arrive(MEMBER_ADDRESS(shared, parts.full));
 }
 /* By a warp of the producer's. */

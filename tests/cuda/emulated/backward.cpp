@@ -244,12 +244,11 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     std::vector<double> score(s->Sk), dp(s->Sk), slope(s->Sk);
     std::vector<int> keep(s->Sk);
     const int begin = max(0, i + s->lo), end = min(s->Sk, i + s->hi + 1);
+    const uint16_t *const q = p->q.row(s->batch, h, row), *const d_o = p->d_o.row(s->batch, h, row);
     double sum = 0, delta = 0, top = -INFINITY;
     for (int j = begin; j < end; ++j) {
-        double x = 0, y = 0;
-        for (int d = 0; d < D; ++d) x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
-        for (int d = 0; d < Dv; ++d) y += p->d_o.get(s->batch, h, row, d) * p->v.get(s->batch, hk, s->k0 + j, d);
-        x *= a->scale;
+        double x = a->scale * dot(q, p->k.row(s->batch, hk, s->k0 + j), D);
+        const double y = dot(d_o, p->v.row(s->batch, hk, s->k0 + j), Dv);
         const double t = a->softcap > 0 ? tanh(x / a->softcap) : 0;
         slope[j] = 1 - t * t;
         if (a->softcap > 0) x = a->softcap * t;
@@ -269,12 +268,13 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
     const bool with_rows = p->args.progress || OF_SUMS;
     if (with_rows) {
         const size_t at = row_of_lse(a, s, h, i);
+        std::vector<double> o((size_t)Dv);
+        for (int j = begin; j < end; ++j)
+            if (keep[j]) add_row(o.data(), exp(score[j] - L) * a->keep_scale, p->v.row(s->batch, hk, s->k0 + j), Dv);
         for (int d = 0; d < Dv; ++d) {
-            double o = 0;
-            for (int j = begin; j < end; ++j)
-                o += keep[j] ? exp(score[j] - L) * a->keep_scale * p->v.get(s->batch, hk, s->k0 + j, d) : 0;
-            const uint16_t rounded = half_of(pack_half((float)o, 0), 0);
-            const int32_t rest = fattni_o_rest(__float_as_uint((float)o), __float_as_uint(value_of(rounded)), O_REST);
+            const float x = (float)o[d];
+            const uint16_t rounded = half_of(pack_half(x, 0), 0);
+            const int32_t rest = fattni_o_rest(__float_as_uint(x), __float_as_uint(value_of(rounded)), O_REST);
             p->o.x[p->o.at(s->batch, h, row, d)] = rounded;
             p->o_rest[at * FATTNI_O_REST_PITCH((size_t)Dv) + (size_t)d] = (int8_t)rest;
         }
@@ -295,12 +295,9 @@ static void expect_row(problem *p, const sequence *s, int b, int h, int i) {
         const double P = exp(score[j] - L), G = P * (dp[j] - delta), dX = G * slope[j];
         p->want_sums[padded] += dX, p->sizes_of_sums[padded] += fabs(G);
         if (a->bias.p) p->want_d_bias[((size_t)h * a->Sq + i) * a->Sk + j] += G;
-        for (int d = 0; d < D; ++d) {
-            p->want_dq[p->q.at(s->batch, h, row, d)] += dX * p->k.get(s->batch, hk, s->k0 + j, d);
-            p->want_dk[p->k.at(s->batch, hk, s->k0 + j, d)] += a->scale * dX * p->q.get(s->batch, h, row, d);
-        }
-        for (int d = 0; d < Dv && keep[j]; ++d)
-            p->want_dv[p->v.at(s->batch, hk, s->k0 + j, d)] += P * a->keep_scale * p->d_o.get(s->batch, h, row, d);
+        add_row(&p->want_dq[p->q.at(s->batch, h, row, 0)], dX, p->k.row(s->batch, hk, s->k0 + j), D);
+        add_row(&p->want_dk[p->k.at(s->batch, hk, s->k0 + j, 0)], a->scale * dX, q, D);
+        if (keep[j]) add_row(&p->want_dv[p->v.at(s->batch, hk, s->k0 + j, 0)], P * a->keep_scale, d_o, Dv);
     }
 }
 /* As bwd_preprocess.cu leaves the workspace: rows beyond the end have L = inf, delta = 0. Or as it was. */
@@ -598,9 +595,11 @@ static bool is_full(const test_case *c) {
     return !c->causal && c->left < 0 && c->right < 0 && !c->padded && !STAGED_BIAS;
 }
 
-int main(void) {
+/* Cases whose names have the argument in them, or all. */
+int main(int count, char **arguments) {
     int wrong = 0;
     for (test_case &x : cases) {
+        if (count > 1 && !strstr(x.name, arguments[1])) continue;
         x.bias |= STAGED_BIAS;
         if (runs(&x)) wrong += check(&x);
         x.parts = 3;

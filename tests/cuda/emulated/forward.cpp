@@ -206,9 +206,7 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
     std::vector<double> score((size_t)max(end, 0), 0.0);
     double top = a->sink.p ? p->sinks[(size_t)h] : -INFINITY;
     for (int j = begin; j < end; ++j) {
-        double x = 0;
-        for (int d = 0; d < a->D; ++d) x += p->q.get(s->batch, h, row, d) * p->k.get(s->batch, hk, s->k0 + j, d);
-        x *= a->scale;
+        double x = a->scale * dot(p->q.row(s->batch, h, row), p->k.row(s->batch, hk, s->k0 + j), a->D);
         if (a->softcap > 0) x = a->softcap * tanh(x / a->softcap);
         if (a->alibi.p) x -= p->slopes[(size_t)h] * fabs((double)(i - j + s->diagonal));
         if (a->bias.p) x += p->bias[((size_t)h * (size_t)a->Sq + (size_t)i) * (size_t)a->Sk + (size_t)j];
@@ -220,7 +218,7 @@ static void compare_row(problem *p, const sequence *s, int b, int h, int i, erro
         const double P = exp(score[(size_t)j] - top);
         sum += P;
         if (a->drop_T && !keep_at(a, &plane, i, j)) continue;
-        for (int d = 0; d < a->Dv; ++d) want[(size_t)d] += a->keep_scale * P * p->v.get(s->batch, hk, s->k0 + j, d);
+        add_row(want.data(), a->keep_scale * P, p->v.row(s->batch, hk, s->k0 + j), a->Dv);
     }
     const size_t at = row_of_o(p, s->batch, h, row), first = at * (size_t)a->Dv;
     double L = sum > 0 ? top + log(sum) : -INFINITY, weight = sum > 0 ? 1 / sum : 0, old = 0;

@@ -16,6 +16,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "races.h"
+
 #undef __align__
 #undef __cluster_dims__
 #undef __global__
@@ -44,6 +46,9 @@ enum { MEMORY_BYTES = 227 * 1024, MOST_THREADS = 1024 };
    together with the environment's EMULATED_SEED, a number. */
 void machine_run(int block, int ctas, int threads, unsigned seed, void (*kernel)(void));
 
+/* Before each CTA's threads start: makes what they share, though each has its part of it. Gives 0. */
+int machine_prepare(void (*work)(void));
+
 int machine_threads(void);
 void machine_yield(void);
 int machine_coin(void);                                      /* 0 or 1, at random */
@@ -58,6 +63,23 @@ void machine_meet_cluster(void);
 unsigned char *machine_memory(int rank);
 /* For asynchronous copies: does `work` some time later, in any order, whichever CTA runs then. */
 void machine_later(std::function<void()> work);
+
+/* For a race detector. What happens before an event: for threads, and as far as fences reach, for the asynchronous
+   proxy. */
+typedef struct machine_event {
+    char for_threads, for_proxy;
+} machine_event;
+void machine_release(machine_event *event);
+void machine_acquire(machine_event *event);
+/* The proxy sees what the calling thread has seen; the thread waits for what the proxy has done. */
+void machine_fence_proxy(void);
+void machine_wait_for_proxy(void);
+/* Between these two the calling thread is its warp's proxy. */
+void machine_enter_proxy(void);
+void machine_leave_proxy(void);
+/* The proxy reads or writes shared or other memory; multiples of 16 bytes. */
+void machine_proxy_reads(const void *from, size_t bytes);
+void machine_proxy_writes(void *to, size_t bytes);
 
 /* What lanes of a warp give each other: each fills its part, then all meet and read, until their next meeting. */
 typedef struct warp_buffer {
@@ -77,17 +99,18 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static inline void atomicAdd(float *p, float x) { *p += x; }
-static inline int atomicOr(int *p, int x) {
-    const int old = *p;
-    *p |= x;
-    return old;
+template <class T> static inline T load_atomic(const T *p) {
+    T x;
+    __atomic_load(p, &x, __ATOMIC_RELAXED);
+    return x;
 }
-static inline int atomicAdd(int *p, int x) {
-    const int old = *p;
-    *p += x;
-    return old;
+template <class T> static inline void add_atomic(T *p, T x) { /* one thread runs at a time */
+    x += load_atomic(p);
+    __atomic_store(p, &x, __ATOMIC_RELAXED);
 }
+static inline void atomicAdd(float *p, float x) { add_atomic(p, x); }
+static inline int atomicOr(int *p, int x) { return __atomic_fetch_or(p, x, __ATOMIC_RELAXED); }
+static inline int atomicAdd(int *p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 static inline int __float_as_int(float x) {
     int bits;
     memcpy(&bits, &x, 4);
@@ -115,7 +138,7 @@ static inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) {
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline void __syncthreads(void) { machine_meet(0, machine_threads()); }
-static inline int __syncthreads_or(int x) {
+static inline UNSEEN int __syncthreads_or(int x) {
     static thread_local int any, calls;
     if (calls++ % machine_threads() == 0) any = 0;
     any |= x != 0;
@@ -125,8 +148,8 @@ static inline int __syncthreads_or(int x) {
     return result;
 }
 static inline void __syncwarp(void) { machine_meet_warp(); }
-static inline void __threadfence(void) {}
-static inline void __threadfence_block(void) {}
+static inline void __threadfence(void) { races_fence(); }
+static inline void __threadfence_block(void) { races_fence(); }
 static inline void __stcg(float4 *p, float4 x) { *p = x; }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int lane, int width = 32) {
@@ -170,6 +193,7 @@ typedef struct pending_copy {
 } pending_copy;
 static thread_local std::deque<pending_copy> copies_of_thread[MOST_THREADS];
 static thread_local int copy_groups[MOST_THREADS]; /* committed by each thread */
+static const int copies_prepared = machine_prepare([] { copies_of_thread[0].clear(); });
 static inline void finish_copy(const pending_copy *c) {
     memset(memory + c->to, 0, (size_t)c->width);
     memcpy(memory + c->to, c->from, (size_t)c->bytes);

@@ -1,7 +1,7 @@
 /* Stand-ins for core/ptx/ on the host, with the same names and meanings. Most take effect at once; copies
    between CTAs, TMA stores and products of two operands in shared memory take effect as late as they may. So this finds
-   wrong layouts, wrong counts of barriers and everything between the wrappers, but no missing fence and no missing wait
-   for other copies. Include before the kernel: it defines the include guards of the real wrappers. */
+   wrong layouts, wrong counts of barriers and everything between the wrappers; missing fences and waits with races.h.
+   Include before the kernel: it defines the include guards of the real wrappers. */
 #ifndef EMULATED_PTX_H
 #define EMULATED_PTX_H
 
@@ -59,7 +59,7 @@ static const struct float_of_f16 {
 } float_of_f16;
 #endif
 /* The 16-bit type of the kernel: BF16, or F16 with EMULATED_F16. */
-static inline float value_of(uint16_t bits) {
+static inline UNSEEN float value_of(uint16_t bits) {
 #if EMULATED_F16
     return float_of_f16.of[bits];
 #else
@@ -94,6 +94,8 @@ static inline uint32_t permute(uint32_t x, uint32_t y, uint32_t selector) {
     return z;
 }
 
+typedef uint16_t __attribute__((may_alias)) half_bits;
+static inline UNSEEN uint16_t half_at(uint32_t at) { return *(const half_bits *)(memory + at); } /* of shared memory */
 static inline uint16_t half_of(uint32_t pair, int high) { return (uint16_t)(high ? pair >> 16 : pair); }
 
 /* ---- acquire, global, ldmatrix, mma ---- */
@@ -114,14 +116,19 @@ static inline void load_once_4(uint32_t x[4], const void *from) {
 }
 static inline void prefetch_line(const void *) {}
 static inline void grid_dependency_wait_after(uint64_t) {}
-static inline int load_relaxed_integer(const int32_t *p) { return *p; }
-static inline float load_relaxed(const float *p) { return *p; }
-static inline float2 load_relaxed_2(const float *p) { return make_float2(p[0], p[1]); }
+static inline int load_relaxed_integer(const int32_t *p) { return load_atomic(p); }
+static inline float load_relaxed(const float *p) { return load_atomic(p); }
+static inline float2 load_relaxed_2(const float *p) { return make_float2(load_atomic(p), load_atomic(p + 1)); }
 static inline int load_acquire(const int32_t *p) {
     machine_yield();
-    return *p;
+    const int x = load_atomic(p);
+    machine_acquire((machine_event *)p);
+    return x;
 }
-static inline void add_release(int32_t *p, int x) { *p += x; }
+static inline void add_release(int32_t *p, int x) {
+    machine_release((machine_event *)p);
+    add_atomic(p, x);
+}
 
 static inline uint32_t shared_address(const void *p) { return (uint32_t)((const unsigned char *)p - memory); }
 static inline void *shared_pointer(uint32_t address) { return memory + address; }
@@ -170,15 +177,15 @@ static inline void keep_rounded(float *) {}
 static inline float exp2_approx(float x) { return exp2f(x); }
 static inline float reciprocal_approx(float x) { return 1 / x; }
 static inline float log2_approx(float x) { return log2f(x); }
-static inline void reduce_add(float *p, float x) { *p += x; }
+static inline void reduce_add(float *p, float x) { add_atomic(p, x); }
 static inline void reduce_add_4(float *p, const float x[4]) {
-    for (int e = 0; e < 4; ++e) p[e] += x[e];
+    for (int e = 0; e < 4; ++e) add_atomic(p + e, x[e]);
 }
 
 static inline uint32_t sm_count(void) { return 1; }
 static inline int reload_thread_index(void) { return (int)threadIdx.x; }
 
-static inline uint32_t clock_now(void) {
+static inline UNSEEN uint32_t clock_now(void) {
     static uint32_t cycles;
     return cycles += 1000;
 }
@@ -192,23 +199,26 @@ typedef struct mbarrier {
 } mbarrier;
 
 static inline mbarrier *mbarrier_at(uint32_t bar) { return (mbarrier *)(memory + bar); }
-static inline void mbarrier_settle(mbarrier *b) {
+/* The end of a phase with this parity. */
+static inline machine_event *end_of_phase(mbarrier *b, uint32_t parity) { return (machine_event *)b + (parity & 1); }
+static inline UNSEEN void mbarrier_settle(mbarrier *b) {
     if (b->pending || b->words) return;
     b->pending = b->count;
     b->phase ^= 1;
 }
-static inline void mbarrier_init(uint32_t bar, int arrivals) {
+static inline UNSEEN void mbarrier_init(uint32_t bar, int arrivals) {
     const mbarrier fresh = {(uint16_t)arrivals, (uint16_t)arrivals, 0, 0, 0};
     *mbarrier_at(bar) = fresh;
 }
 static inline void mbarrier_init_fence(void) {}
-static inline void mbarrier_add(mbarrier *b, int bytes) {
+static inline UNSEEN void mbarrier_add(mbarrier *b, int bytes) {
     const int words = b->words + bytes / 4;
     if (bytes % 4 || words != (int16_t)words) machine_fail("an mbarrier here does not count so many bytes");
     b->words = (int16_t)words;
 }
-static inline void mbarrier_arrive_at(mbarrier *b, int bytes) {
+static inline UNSEEN void mbarrier_arrive_at(mbarrier *b, int bytes) {
     if (b->pending == 0) machine_fail("more arrivals than an mbarrier expects");
+    machine_release(end_of_phase(b, b->phase));
     --b->pending;
     mbarrier_add(b, bytes);
     mbarrier_settle(b);
@@ -221,8 +231,9 @@ static inline void mbarrier_arrive(uint32_t bar) { mbarrier_expect(bar, 0); }
 static inline void mbarrier_arrive_if(uint32_t bar, int condition) {
     if (condition) mbarrier_arrive(bar);
 }
-static inline int mbarrier_test(uint32_t bar, uint32_t parity) {
+static inline UNSEEN int mbarrier_test(uint32_t bar, uint32_t parity) {
     const int complete = mbarrier_at(bar)->phase != (int)parity;
+    if (complete) machine_acquire(end_of_phase(mbarrier_at(bar), parity));
     if (!complete) machine_yield(); /* who asks again lets others run */
     return complete;
 }
@@ -232,8 +243,10 @@ static inline void cp_async_arrive(uint32_t bar) { /* at once: the copies are co
 }
 static inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     machine_wait(&mbarrier_at(bar)->phase, (int8_t)parity);
+    machine_acquire(end_of_phase(mbarrier_at(bar), parity));
 }
-static inline void mbarrier_complete(void *bar, int bytes) {
+static inline UNSEEN void mbarrier_complete(void *bar, int bytes) {
+    machine_release(end_of_phase((mbarrier *)bar, (uint32_t)((mbarrier *)bar)->phase));
     mbarrier_add((mbarrier *)bar, -bytes);
     mbarrier_settle((mbarrier *)bar);
 }
@@ -256,6 +269,7 @@ static inline void cluster_arrive(uint32_t bar) { mbarrier_arrive_at((mbarrier *
 static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t bar) {
     if ((to | from | (uint32_t)bytes) % 16) machine_fail("a copy between CTAs is not aligned to 16 bytes");
     unsigned char *const target = cluster_at(to), *const source = memory + from, *const full = cluster_at(bar);
+    machine_proxy_reads(source, (size_t)bytes);
     machine_later([=] {
         memcpy(target, source, (size_t)bytes);
         mbarrier_complete(full, bytes);
@@ -291,6 +305,12 @@ static_assert(sizeof(plain_map) <= sizeof(CUtensorMap), "a description fits");
 static inline uint32_t swizzled_rows(uint32_t at, uint32_t row) { return at ^ (at >> 7 & (row / 16 - 1)) << 4; }
 static inline uint32_t swizzled(uint32_t at) { return swizzled_rows(at, 128); }
 
+/* 16 bytes of a row, of which `left` are there, or more, or none: zeros for the others. */
+static inline UNSEEN void load_chunk(unsigned char *to, const char *from, int64_t left) {
+    for (int n = 0; n < 16; ++n) to[n] = n < left ? (unsigned char)from[n] : 0;
+    races_write(to);
+    if (left >= 16) races_read(from);
+}
 static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int column, int row, int head,
                             int batch) {
     plain_map m;
@@ -298,19 +318,15 @@ static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, i
     const int bytes = m.codes ? (int)m.codes : 128, element = m.codes ? 1 : 2;
     if (to % (8 * (uint32_t)bytes)) machine_fail("a swizzled box does not start at a multiple of eight of its rows");
     unsigned char *const tiles = memory;
+    machine_proxy_reads(tiles + to, (size_t)m.box * (size_t)bytes); /* for who has written there without a fence */
     machine_later([=] {
-        for (int r = 0; r < m.box; ++r)
-            for (int c = 0; c < bytes / element; ++c) {
-                const int inside = column + c < m.columns && row + r < m.rows && head < m.heads && batch < m.batches;
-                uint16_t x = 0;
-                if (inside)
-                    memcpy(&x,
-                           m.base + (column + c) * element + (row + r) * m.row_bytes + head * m.head_bytes +
-                               batch * m.batch_bytes,
-                           (size_t)element);
-                memcpy(tiles + swizzled_rows(to + (uint32_t)(r * bytes + c * element), (uint32_t)bytes), &x,
-                       (size_t)element);
-            }
+        for (int r = 0; r < m.box; ++r) {
+            const int inside = row + r < m.rows && head < m.heads && batch < m.batches;
+            const char *const from = m.base + (row + r) * m.row_bytes + head * m.head_bytes + batch * m.batch_bytes;
+            for (int at = 0; at < bytes; at += 16)
+                load_chunk(tiles + swizzled_rows(to + (uint32_t)(r * bytes + at), (uint32_t)bytes),
+                           from + column * element + at, inside ? (m.columns - column) * element - at : 0);
+        }
         mbarrier_complete(tiles + bar, (int)m.box * bytes);
     });
 }
@@ -319,6 +335,8 @@ static inline void must_be_aligned(const void *global, uint32_t shared, int byte
 }
 static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
     must_be_aligned(from, to, bytes);
+    machine_proxy_reads(from, (size_t)bytes);
+    machine_proxy_reads(memory + to, (size_t)bytes);
     unsigned char *const target = memory + to, *const full = memory + bar;
     machine_later([=] {
         memcpy(target, from, (size_t)bytes);
@@ -331,13 +349,28 @@ static inline void tma_load_once(uint32_t to, const CUtensorMap *map, uint32_t b
                                  int batch) {
     tma_load(to, map, bar, column, row, head, batch);
 }
-static inline void bulk_store(void *to, uint32_t from, int bytes) {
-    must_be_aligned(to, from, bytes);
-    memcpy(to, memory + from, (size_t)bytes);
+/* Shared memory that the copies of a thread read until it waits for them. */
+typedef struct copied_bytes {
+    uint32_t from;
+    size_t bytes;
+} copied_bytes;
+static thread_local std::vector<copied_bytes> copied_by_thread[MOST_THREADS];
+static inline void bulk_reads(uint32_t from, size_t bytes) {
+    machine_proxy_reads(memory + from, bytes);
+    copied_by_thread[threadIdx.x].push_back({from, bytes});
 }
-static inline void bulk_reduce_add(float *to, uint32_t from, int bytes) {
+static inline UNSEEN void bulk_store(void *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
-    for (int n = 0; n < bytes / 4; ++n) to[n] += ((const float *)(memory + from))[n];
+    bulk_reads(from, (size_t)bytes);
+    machine_proxy_writes(to, (size_t)bytes);
+    for (int n = 0; n < bytes; ++n) ((unsigned char *)to)[n] = memory[from + (uint32_t)n];
+}
+static inline UNSEEN void bulk_reduce_add(float *to, uint32_t from, int bytes) {
+    must_be_aligned(to, from, bytes);
+    bulk_reads(from, (size_t)bytes);
+    machine_enter_proxy();
+    for (int n = 0; n < bytes / 4; ++n) add_atomic(to + n, ((const float *)(memory + from))[n]);
+    machine_leave_proxy();
 }
 /* A store takes place when its thread waits for it. */
 typedef struct stored_box {
@@ -345,11 +378,12 @@ typedef struct stored_box {
     uint32_t from;
     int column, row, head, batch;
 } stored_box;
-static thread_local std::vector<stored_box> stores_of_thread[1024]; /* of a CTA */
+static thread_local std::vector<stored_box> stores_of_thread[MOST_THREADS]; /* of a CTA */
 static inline void tma_store(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
     stored_box box = {{}, from, column, row, head, batch};
     memcpy(&box.map, map, sizeof box.map);
     if (from % 1024) machine_fail("a swizzled box does not start at a multiple of 1024");
+    bulk_reads(from, (size_t)box.map.box * 128);
     stores_of_thread[threadIdx.x].push_back(box);
 }
 static inline void tma_store_once(const CUtensorMap *map, uint32_t from, int column, int row, int head, int batch) {
@@ -361,15 +395,20 @@ static inline void bulk_wait_read(void) {
         for (int r = 0; r < s.map.box; ++r)
             for (int c = 0; c < 64; ++c)
                 if (s.column + c < s.map.columns && s.row + r < s.map.rows && s.head < s.map.heads &&
-                    s.batch < s.map.batches)
+                    s.batch < s.map.batches) {
+                    const uint16_t x = half_at(swizzled(s.from + (uint32_t)(r * 128 + c * 2)));
                     memcpy((char *)s.map.base + (s.column + c) * 2 + (s.row + r) * s.map.row_bytes +
                                s.head * s.map.head_bytes + s.batch * s.map.batch_bytes,
-                           memory + swizzled(s.from + (uint32_t)(r * 128 + c * 2)), 2);
+                           &x, 2);
+                }
     stores_of_thread[threadIdx.x].clear();
+    for (const copied_bytes &x : copied_by_thread[threadIdx.x]) machine_proxy_reads(memory + x.from, x.bytes);
+    copied_by_thread[threadIdx.x].clear();
+    machine_wait_for_proxy();
 }
 static inline void bulk_wait(void) { bulk_wait_read(); }
-static inline void async_proxy_fence(void) {}
-static inline void async_proxy_fence_global(void) {}
+static inline void async_proxy_fence(void) { machine_fence_proxy(); }
+static inline void async_proxy_fence_global(void) { machine_fence_proxy(); }
 
 /* ---- shared, stmatrix ---- */
 
@@ -413,6 +452,21 @@ static inline uint32_t pack_s8(int low, int high, uint32_t above) {
 }
 static inline void store_shared_half(uint32_t address, uint16_t x) { memcpy(memory + address, &x, 2); }
 static inline void store_shared_word(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
+/* Not seen where another thread has stored the same. */
+static inline UNSEEN int is_same(const volatile void *at, const void *x, int words) {
+    int same = 1;
+    for (int n = 0; n < words; ++n) same &= ((const volatile uint32_t *)at)[n] == ((const uint32_t *)x)[n];
+    return same;
+}
+static inline void store_same(float *to, float x) {
+    if (!is_same(to, &x, 1)) *to = x;
+}
+static inline void store_same_integer(volatile int *to, int x) {
+    if (!is_same(to, &x, 1)) *to = x;
+}
+static inline void store_same_4(uint32_t address, const float x[4]) {
+    if (!is_same(memory + address, x, 4)) store_shared_4(address, x);
+}
 static inline uint32_t load_shared_word(uint32_t address) {
     uint32_t x;
     memcpy(&x, memory + address, 4);
@@ -431,14 +485,10 @@ static inline uint32_t operand_offset(uint64_t descriptor, int x, int k, int mn_
     const uint32_t row = (uint32_t)(mn_major ? k : x), column = (uint32_t)(mn_major ? x : k);
     return column / 64 * panel + row / 8 * rows8 + row % 8 * 128 + column % 64 * 2;
 }
-static inline float operand_element(uint32_t at) {
-    uint16_t bits;
-    memcpy(&bits, memory + swizzled(at), 2);
-    return value_of(bits);
-}
+static inline UNSEEN float operand_element(uint32_t at) { return value_of(half_at(swizzled(at))); }
 /* D (+)= A B, N columns; A from `registers` unless NULL. */
-static inline void product(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b, int accumulate,
-                           int a_mn_major, int b_mn_major) {
+static inline UNSEEN void product(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b, int accumulate,
+                                  int a_mn_major, int b_mn_major) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
     float left[2][16];
     uint32_t right_of[16];
@@ -477,17 +527,20 @@ static const struct float_of_e4m3 {
     }
 } float_of_e4m3;
 static inline uint32_t row_bytes_of(uint64_t descriptor) { return 256u >> (descriptor >> 62); }
-/* Byte k of row x. */
-static inline uint8_t operand_byte(uint64_t descriptor, int x, int k) {
+/* The address of byte k of row x. */
+static inline uint32_t address_of_byte(uint64_t descriptor, int x, int k) {
     const uint32_t row = row_bytes_of(descriptor), rows8 = (uint32_t)(descriptor >> 32 & 0x3fff) << 4;
     const uint32_t at = operand_start(descriptor) + (uint32_t)x / 8 * rows8 + (uint32_t)x % 8 * row;
-    return memory[swizzled_rows(at + (uint32_t)k, row)];
+    return swizzled_rows(at + (uint32_t)k, row);
 }
-static inline void operand_codes(float *to, uint64_t descriptor, int x) {
+static inline UNSEEN uint8_t operand_byte(uint64_t descriptor, int x, int k) {
+    return memory[address_of_byte(descriptor, x, k)];
+}
+static inline UNSEEN void operand_codes(float *to, uint64_t descriptor, int x) {
     for (int k = 0; k < 32; ++k) to[k] = float_of_e4m3.of[operand_byte(descriptor, x, k)];
 }
-static inline void product_of_codes(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
-                                    int accumulate) {
+static inline UNSEEN void product_of_codes(int N, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
+                                           int accumulate) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
     float left[2][32], right[32];
     for (int half = 0; half < 2 && !registers; ++half) operand_codes(left[half], a, 16 * warp + g + 8 * half);
@@ -509,7 +562,7 @@ static inline void product_of_codes(int N, float *d, uint64_t a, const uint32_t 
         }
 }
 /* The same of signed bytes; d holds 32-bit integers. */
-static inline void product_of_integers(int N, float *d, uint64_t a, uint64_t b, int accumulate) {
+static inline UNSEEN void product_of_integers(int N, float *d, uint64_t a, uint64_t b, int accumulate) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
     for (int i = 0; i < N / 8; ++i)
         for (int e = 0; e < 4; ++e) {
@@ -521,32 +574,63 @@ static inline void product_of_integers(int N, float *d, uint64_t a, uint64_t b, 
         }
 }
 /* A product of two operands in shared memory takes place when its thread waits for it, the latest time at which the
-   tensor cores may read them. */
+   tensor cores may read them; one with A in registers at once. */
+typedef enum elements { OF_HALVES, OF_CODES, OF_INTEGERS } elements;
 typedef struct queued_product {
     int N, accumulate, a_mn_major, b_mn_major, end_of_group;
-    enum { HALVES, CODES, INTEGERS } of;
+    int unread; /* nothing reads its result: its operands may change meanwhile */
+    elements of;
+    const uint32_t *registers;
     float *d;
     uint64_t a, b;
 } queued_product;
 static thread_local std::deque<queued_product> products[MOST_THREADS];
-static thread_local int groups[MOST_THREADS];
+static thread_local int groups[MOST_THREADS], results_unread[MOST_THREADS];
+static inline void operands_may_change(int unread) { results_unread[threadIdx.x] = unread; }
+static const int products_prepared =
+    machine_prepare([] { products[0].clear(), stores_of_thread[0].clear(), copied_by_thread[0].clear(); });
 
-static inline void queue_product(int N, float *d, uint64_t a, uint64_t b, int accumulate, int a_mn_major,
-                                 int b_mn_major) {
-    const queued_product p = {N, accumulate, a_mn_major, b_mn_major, 0, queued_product::HALVES, d, a, b};
+/* That the lanes of a warp read `rows` rows of an operand, along M or N, from row x on. */
+static inline void operand_is_read(elements of, uint64_t descriptor, int x, int rows, int mn_major) {
+    for (int n = (int)threadIdx.x % 32; n < 2 * rows && EMULATED_RACES; n += 32) {
+        const int along = x + (mn_major ? n % (rows / 8) * 8 : n / 2), k = mn_major ? n / (rows / 8) : n % 2 * 8;
+        const uint32_t at = of == OF_HALVES
+                                ? swizzled(operand_start(descriptor) + operand_offset(descriptor, along, k, mn_major))
+                                : address_of_byte(descriptor, along, 2 * k);
+        machine_proxy_reads(memory + at, 16);
+    }
+}
+/* Both when a product begins, after the fence that it needs, and when it has ended, before others may write. */
+static inline void operands_are_read(const queued_product *p) {
+    if (p->unread) return;
+    if (!p->registers) operand_is_read(p->of, p->a, (int)threadIdx.x / 32 % 4 * 16, 16, p->a_mn_major);
+    operand_is_read(p->of, p->b, 0, p->N, p->b_mn_major);
+}
+static inline void take_place(const queued_product *p) {
+    if (p->of == OF_HALVES)
+        product(p->N, p->d, p->a, p->registers, p->b, p->accumulate, p->a_mn_major, p->b_mn_major);
+    else if (p->of == OF_CODES)
+        product_of_codes(p->N, p->d, p->a, p->registers, p->b, p->accumulate);
+    else
+        product_of_integers(p->N, p->d, p->a, p->b, p->accumulate);
+}
+static inline void begin_product(queued_product p) {
+    p.unread = results_unread[threadIdx.x];
+    operands_are_read(&p);
+    if (p.registers) take_place(&p);
     products[threadIdx.x].push_back(p);
 }
 #define WGMMA_SHARED(KIND, A, B, N)                                                                                    \
     static inline void wgmma_##KIND##_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                         \
-        queue_product(N, d, a, b, accumulate, A, B);                                                                   \
+        begin_product({N, accumulate, A, B, 0, 0, OF_HALVES, NULL, d, a, b});                                          \
     }                                                                                                                  \
-    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) { queue_product(N, d, a, b, 0, A, B); }
+    static inline void wgmma_##KIND##_new_n##N(float *d, uint64_t a, uint64_t b) { wgmma_##KIND##_n##N(d, a, b, 0); }
 #define WGMMA(N)                                                                                                       \
     WGMMA_SHARED(ss, 0, 0, N)                                                                                          \
     WGMMA_SHARED(st, 0, 1, N)                                                                                          \
     WGMMA_SHARED(tt, 1, 1, N)                                                                                          \
     static inline void wgmma_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {                        \
-        product(N, d, 0, a, b, accumulate, 0, 1);                                                                      \
+        begin_product({N, accumulate, 0, 1, 0, 0, OF_HALVES, a, d, 0, b});                                             \
     }
 WGMMA(32)
 WGMMA(48)
@@ -559,16 +643,14 @@ WGMMA(192)
 WGMMA(256)
 #define WGMMA_F8(N)                                                                                                    \
     static inline void wgmma_f8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
-        const queued_product p = {N, accumulate, 0, 0, 0, queued_product::CODES, d, a, b};                             \
-        products[threadIdx.x].push_back(p);                                                                            \
+        begin_product({N, accumulate, 0, 0, 0, 0, OF_CODES, NULL, d, a, b});                                           \
     }                                                                                                                  \
     static inline void wgmma_f8_rs_n##N(float *d, const uint32_t *a, uint64_t b, int accumulate) {                     \
-        product_of_codes(N, d, 0, a, b, accumulate);                                                                   \
+        begin_product({N, accumulate, 0, 0, 0, 0, OF_CODES, a, d, 0, b});                                              \
     }
 #define WGMMA_S8(N)                                                                                                    \
     static inline void wgmma_s8_ss_n##N(float *d, uint64_t a, uint64_t b, int accumulate) {                            \
-        const queued_product p = {N, accumulate, 0, 0, 0, queued_product::INTEGERS, d, a, b};                          \
-        products[threadIdx.x].push_back(p);                                                                            \
+        begin_product({N, accumulate, 0, 0, 0, 0, OF_INTEGERS, NULL, d, a, b});                                        \
     }
 WGMMA_F8(64)
 WGMMA_F8(96)
@@ -593,14 +675,11 @@ static inline void wgmma_wait(int left) {
     while (groups[threadIdx.x] > left) {
         const queued_product p = queue->front();
         queue->pop_front();
-        if (p.of == queued_product::CODES)
-            product_of_codes(p.N, p.d, p.a, NULL, p.b, p.accumulate);
-        else if (p.of == queued_product::INTEGERS)
-            product_of_integers(p.N, p.d, p.a, p.b, p.accumulate);
-        else
-            product(p.N, p.d, p.a, NULL, p.b, p.accumulate, p.a_mn_major, p.b_mn_major);
+        if (p.N > 0) operands_are_read(&p);
+        if (p.N > 0 && !p.registers) take_place(&p);
         groups[threadIdx.x] -= p.end_of_group;
     }
+    machine_wait_for_proxy();
     machine_meet_warp();
 }
 #define PIN(x, n)
