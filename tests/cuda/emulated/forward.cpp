@@ -621,11 +621,12 @@ static test_case cases[] = {
 };
 #endif
 
-static int check_all(int causal) {
+/* name: of cases that have it in theirs. */
+static int check_all(int causal, const char *name) {
     int wrong = 0;
     for (test_case &x : cases) {
         const int n = (int)(&x - cases);
-        if (causal && x.peak != 0) continue;
+        if ((causal && x.peak != 0) || !strstr(x.name, name)) continue;
         x.causal |= causal;
         x.bias |= STAGED_BIAS;
         if (ONE_HEAD_DIM) x.D = K_D, x.Dv = K_DV;
@@ -636,11 +637,13 @@ static int check_all(int causal) {
     return wrong;
 }
 
-int main(void) {
+/* Cases whose names have the argument in them, or all. */
+int main(int count, char **arguments) {
     int wrong = 0;
     for (int n = 0; n < (K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? 3 : 1); ++n) {
         unified_max = K_VARIANT == FATTNI_VARIANT_FEW_UNIFIED ? maxima[n] : 0;
-        for (int causal = 0; causal < (K_VARIANT == FATTNI_VARIANT_PLAIN ? 2 : 1); ++causal) wrong += check_all(causal);
+        for (int causal = 0; causal < (K_VARIANT == FATTNI_VARIANT_PLAIN ? 2 : 1); ++causal)
+            wrong += check_all(causal, count > 1 ? arguments[1] : "");
     }
     return wrong != 0;
 }

@@ -55,9 +55,9 @@ static __thread jmp_buf scheduler;
 static __thread meeting named[BARRIERS], warps[32];
 static __thread warp_buffer buffers[32][2];
 static thread_local std::mt19937 coins;
-static __thread void *scheduler_context, **proxies; /* of warps */
-static __thread bool copies;                        /* what machine_later was given runs */
-static __thread char fenced[32], done_by_proxy[32];
+static __thread void *scheduler_context, *(*proxies)[PROXIES]; /* of warps */
+static __thread bool copies;                                   /* what machine_later was given runs */
+static __thread char fenced[32][PROXIES], done_by_proxies[32];
 
 /* State of the cluster. One CTA runs at a time, for some rounds of its warps. */
 index1 gridDim = {1};
@@ -73,7 +73,7 @@ static void (*entry)(void);
 
 /* For a race detector: contexts of threads, of warps' proxies and of what copies for them, which are kept for other
    clusters; what happens before a kernel's start and end, and before a copy. */
-static void *contexts[MOST_CTAS][MOST_THREADS], *proxies_of_cta[MOST_CTAS][32], *copiers[COPIERS];
+static void *contexts[MOST_CTAS][MOST_THREADS], *proxies_of_cta[MOST_CTAS][32][PROXIES], *copiers[COPIERS];
 static char start_of_kernel, end_of_kernel, copy_given[COPIES];
 
 static std::vector<void (*)(void)> *preparations(void) {
@@ -115,41 +115,47 @@ int machine_coin(void) {
     return coin;
 }
 
-void machine_enter_proxy(void) { races_enter(proxies[threadIdx.x / WARP]); }
+void machine_enter_proxy(int proxy) { races_enter(proxies[threadIdx.x / WARP][proxy]); }
 void machine_leave_proxy(void) { races_enter(self->context); }
 void machine_release(machine_event *event) {
     races_release(&event->for_threads);
-    if (!copies) machine_enter_proxy(); /* a copy is done by a proxy */
-    races_release(&event->for_proxy);
+    for (int x = 0; x < PROXIES; ++x) {
+        if (!copies) machine_enter_proxy(x); /* a copy is done by a proxy */
+        races_release(&event->for_proxies[x]);
+    }
     if (!copies) machine_leave_proxy();
 }
 void machine_acquire(machine_event *event) {
     races_acquire(&event->for_threads);
-    machine_enter_proxy();
-    races_acquire(&event->for_proxy);
+    for (int x = 0; x < PROXIES; ++x) {
+        machine_enter_proxy(x);
+        races_acquire(&event->for_proxies[x]);
+    }
     machine_leave_proxy();
 }
-void machine_fence_proxy(void) {
-    char *const seen = &fenced[threadIdx.x / WARP];
+void machine_fence_proxy(int proxy) {
+    char *const seen = &fenced[threadIdx.x / WARP][proxy];
     races_release(seen);
-    machine_enter_proxy();
+    machine_enter_proxy(proxy);
     races_acquire(seen);
     machine_leave_proxy();
 }
-void machine_wait_for_proxy(void) {
-    char *const done = &done_by_proxy[threadIdx.x / WARP];
-    machine_enter_proxy();
-    races_release(done);
+void machine_wait_for_proxies(void) {
+    char *const done = &done_by_proxies[threadIdx.x / WARP];
+    for (int x = 0; x < PROXIES; ++x) {
+        machine_enter_proxy(x);
+        races_release(done);
+    }
     machine_leave_proxy();
     races_acquire(done);
 }
-void machine_proxy_reads(const void *from, size_t bytes) {
-    machine_enter_proxy();
+void machine_proxy_reads(int proxy, const void *from, size_t bytes) {
+    machine_enter_proxy(proxy);
     for (size_t at = 0; at < bytes; at += 16) races_read((const char *)from + at);
     machine_leave_proxy();
 }
-void machine_proxy_writes(void *to, size_t bytes) {
-    machine_enter_proxy();
+void machine_proxy_writes(int proxy, void *to, size_t bytes) {
+    machine_enter_proxy(proxy);
     for (size_t at = 0; at < bytes; at += 16) races_write((char *)to + at);
     machine_leave_proxy();
 }
@@ -159,7 +165,7 @@ static void arrive(meeting *m, int expected) {
     if (m != &warps[threadIdx.x / WARP])
         machine_release(&m->ends[m->number & 1]);
     else
-        races_release(&m->ends[m->number & 1].for_threads); /* lanes have one proxy */
+        races_release(&m->ends[m->number & 1].for_threads); /* lanes have the same proxies */
     if (++m->count > expected) machine_fail("more arrivals than a barrier has threads");
     if (m->count == expected) m->count = 0, ++m->number;
 }
@@ -187,8 +193,10 @@ void machine_later(std::function<void()> work) {
     static unsigned count;
     char *const given = &copy_given[count++ % COPIES];
     races_release(given);
-    machine_enter_proxy();
-    races_release(given);           /* what it has read for this copy */
+    for (int x = 0; x < PROXIES; ++x) {
+        machine_enter_proxy(x);
+        races_release(given); /* what it has read for this copy */
+    }
     races_enter(scheduler_context); /* whose memory `pending` has */
     pending.push_back({std::move(work), given});
     races_enter(self->context);
@@ -278,9 +286,10 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
     scheduler_context = races_own_context();
     races_release(&start_of_kernel);
     proxies = proxies_of_cta[rank];
-    for (int w = 0; w < threads / WARP; ++w) {
-        if (!proxies[w]) proxies[w] = races_new_context();
-        races_enter(proxies[w]);
+    for (int n = 0; n < threads / WARP * PROXIES; ++n) {
+        void **const proxy = &proxies[n / PROXIES][n % PROXIES];
+        if (!*proxy) *proxy = races_new_context();
+        races_enter(*proxy);
         races_acquire(&start_of_kernel);
     }
     races_enter(scheduler_context);
@@ -314,8 +323,8 @@ static void run_cta(int block, int rank, int ctas, int threads, unsigned seed) {
         const bool waits = idle > 0 && std::count(pause.begin(), pause.end(), 0) == (long)pause.size();
         if (waits || left == 0 || random() % MOST_ROUNDS == 0) run_others(&held, rank, ctas);
     }
-    for (int w = 0; w < threads / WARP; ++w) {
-        races_enter(proxies[w]);
+    for (int n = 0; n < threads / WARP * PROXIES; ++n) {
+        races_enter(proxies[n / PROXIES][n % PROXIES]);
         races_release(&end_of_kernel);
     }
     races_enter(scheduler_context);

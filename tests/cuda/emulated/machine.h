@@ -64,22 +64,23 @@ unsigned char *machine_memory(int rank);
 /* For asynchronous copies: does `work` some time later, in any order, whichever CTA runs then. */
 void machine_later(std::function<void()> work);
 
-/* For a race detector. What happens before an event: for threads, and as far as fences reach, for the asynchronous
-   proxy. */
+/* For a race detector: the asynchronous proxies of the calling thread's warp, of shared and of global memory. What
+   happens before an event: for threads, and as far as fences reach for these. */
+enum { OF_SHARED, OF_GLOBAL, PROXIES };
 typedef struct machine_event {
-    char for_threads, for_proxy;
+    char for_threads, for_proxies[PROXIES];
 } machine_event;
 void machine_release(machine_event *event);
 void machine_acquire(machine_event *event);
-/* The proxy sees what the calling thread has seen; the thread waits for what the proxy has done. */
-void machine_fence_proxy(void);
-void machine_wait_for_proxy(void);
-/* Between these two the calling thread is its warp's proxy. */
-void machine_enter_proxy(void);
+/* The proxy sees what the thread has seen; the thread waits for what the proxies have done. */
+void machine_fence_proxy(int proxy);
+void machine_wait_for_proxies(void);
+/* Between these two the thread is a proxy. */
+void machine_enter_proxy(int proxy);
 void machine_leave_proxy(void);
-/* The proxy reads or writes shared or other memory; multiples of 16 bytes. */
-void machine_proxy_reads(const void *from, size_t bytes);
-void machine_proxy_writes(void *to, size_t bytes);
+/* A proxy reads or writes memory; multiples of 16 bytes. */
+void machine_proxy_reads(int proxy, const void *from, size_t bytes);
+void machine_proxy_writes(int proxy, void *to, size_t bytes);
 
 /* What lanes of a warp give each other: each fills its part, then all meet and read, until their next meeting. */
 typedef struct warp_buffer {

@@ -269,7 +269,7 @@ static inline void cluster_arrive(uint32_t bar) { mbarrier_arrive_at((mbarrier *
 static inline void cluster_copy(uint32_t to, uint32_t from, int bytes, uint32_t bar) {
     if ((to | from | (uint32_t)bytes) % 16) machine_fail("a copy between CTAs is not aligned to 16 bytes");
     unsigned char *const target = cluster_at(to), *const source = memory + from, *const full = cluster_at(bar);
-    machine_proxy_reads(source, (size_t)bytes);
+    machine_proxy_reads(OF_SHARED, source, (size_t)bytes);
     machine_later([=] {
         memcpy(target, source, (size_t)bytes);
         mbarrier_complete(full, bytes);
@@ -318,7 +318,8 @@ static inline void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, i
     const int bytes = m.codes ? (int)m.codes : 128, element = m.codes ? 1 : 2;
     if (to % (8 * (uint32_t)bytes)) machine_fail("a swizzled box does not start at a multiple of eight of its rows");
     unsigned char *const tiles = memory;
-    machine_proxy_reads(tiles + to, (size_t)m.box * (size_t)bytes); /* for who has written there without a fence */
+    machine_proxy_reads(OF_SHARED, tiles + to,
+                        (size_t)m.box * (size_t)bytes); /* for who has written there without a fence */
     machine_later([=] {
         for (int r = 0; r < m.box; ++r) {
             const int inside = row + r < m.rows && head < m.heads && batch < m.batches;
@@ -335,8 +336,8 @@ static inline void must_be_aligned(const void *global, uint32_t shared, int byte
 }
 static inline void bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
     must_be_aligned(from, to, bytes);
-    machine_proxy_reads(from, (size_t)bytes);
-    machine_proxy_reads(memory + to, (size_t)bytes);
+    machine_proxy_reads(OF_GLOBAL, from, (size_t)bytes);
+    machine_proxy_reads(OF_SHARED, memory + to, (size_t)bytes);
     unsigned char *const target = memory + to, *const full = memory + bar;
     machine_later([=] {
         memcpy(target, from, (size_t)bytes);
@@ -356,19 +357,19 @@ typedef struct copied_bytes {
 } copied_bytes;
 static thread_local std::vector<copied_bytes> copied_by_thread[MOST_THREADS];
 static inline void bulk_reads(uint32_t from, size_t bytes) {
-    machine_proxy_reads(memory + from, bytes);
+    machine_proxy_reads(OF_SHARED, memory + from, bytes);
     copied_by_thread[threadIdx.x].push_back({from, bytes});
 }
 static inline UNSEEN void bulk_store(void *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
     bulk_reads(from, (size_t)bytes);
-    machine_proxy_writes(to, (size_t)bytes);
+    machine_proxy_writes(OF_GLOBAL, to, (size_t)bytes);
     for (int n = 0; n < bytes; ++n) ((unsigned char *)to)[n] = memory[from + (uint32_t)n];
 }
 static inline UNSEEN void bulk_reduce_add(float *to, uint32_t from, int bytes) {
     must_be_aligned(to, from, bytes);
     bulk_reads(from, (size_t)bytes);
-    machine_enter_proxy();
+    machine_enter_proxy(OF_GLOBAL);
     for (int n = 0; n < bytes / 4; ++n) add_atomic(to + n, ((const float *)(memory + from))[n]);
     machine_leave_proxy();
 }
@@ -402,13 +403,14 @@ static inline void bulk_wait_read(void) {
                            &x, 2);
                 }
     stores_of_thread[threadIdx.x].clear();
-    for (const copied_bytes &x : copied_by_thread[threadIdx.x]) machine_proxy_reads(memory + x.from, x.bytes);
+    for (const copied_bytes &x : copied_by_thread[threadIdx.x])
+        machine_proxy_reads(OF_SHARED, memory + x.from, x.bytes);
     copied_by_thread[threadIdx.x].clear();
-    machine_wait_for_proxy();
+    machine_wait_for_proxies();
 }
 static inline void bulk_wait(void) { bulk_wait_read(); }
-static inline void async_proxy_fence(void) { machine_fence_proxy(); }
-static inline void async_proxy_fence_global(void) { machine_fence_proxy(); }
+static inline void async_proxy_fence(void) { machine_fence_proxy(OF_SHARED); }
+static inline void async_proxy_fence_global(void) { machine_fence_proxy(OF_GLOBAL); }
 
 /* ---- shared, stmatrix ---- */
 
@@ -452,20 +454,27 @@ static inline uint32_t pack_s8(int low, int high, uint32_t above) {
 }
 static inline void store_shared_half(uint32_t address, uint16_t x) { memcpy(memory + address, &x, 2); }
 static inline void store_shared_word(uint32_t address, uint32_t x) { memcpy(memory + address, &x, 4); }
-/* Not seen where another thread has stored the same. */
+/* Where another thread has stored the same it is as if this one had: what that one did comes before. */
 static inline UNSEEN int is_same(const volatile void *at, const void *x, int words) {
     int same = 1;
     for (int n = 0; n < words; ++n) same &= ((const volatile uint32_t *)at)[n] == ((const uint32_t *)x)[n];
+    if (same) races_acquire((void *)at);
     return same;
 }
 static inline void store_same(float *to, float x) {
-    if (!is_same(to, &x, 1)) *to = x;
+    if (is_same(to, &x, 1)) return;
+    *to = x;
+    races_release(to);
 }
 static inline void store_same_integer(volatile int *to, int x) {
-    if (!is_same(to, &x, 1)) *to = x;
+    if (is_same(to, &x, 1)) return;
+    *to = x;
+    races_release((void *)to);
 }
 static inline void store_same_4(uint32_t address, const float x[4]) {
-    if (!is_same(memory + address, x, 4)) store_shared_4(address, x);
+    if (is_same(memory + address, x, 4)) return;
+    store_shared_4(address, x);
+    races_release(memory + address);
 }
 static inline uint32_t load_shared_word(uint32_t address) {
     uint32_t x;
@@ -597,13 +606,13 @@ static inline void operand_is_read(elements of, uint64_t descriptor, int x, int 
         const uint32_t at = of == OF_HALVES
                                 ? swizzled(operand_start(descriptor) + operand_offset(descriptor, along, k, mn_major))
                                 : address_of_byte(descriptor, along, 2 * k);
-        machine_proxy_reads(memory + at, 16);
+        machine_proxy_reads(OF_SHARED, memory + at, 16);
     }
 }
 /* Both when a product begins, after the fence that it needs, and when it has ended, before others may write. */
 static inline void operands_are_read(const queued_product *p) {
     if (p->unread) return;
-    if (!p->registers) operand_is_read(p->of, p->a, (int)threadIdx.x / 32 % 4 * 16, 16, p->a_mn_major);
+    if (!p->registers) operand_is_read(p->of, p->a, 0, 64, p->a_mn_major); /* any warp may read any row */
     operand_is_read(p->of, p->b, 0, p->N, p->b_mn_major);
 }
 static inline void take_place(const queued_product *p) {
@@ -679,7 +688,7 @@ static inline void wgmma_wait(int left) {
         if (p.N > 0 && !p.registers) take_place(&p);
         groups[threadIdx.x] -= p.end_of_group;
     }
-    machine_wait_for_proxy();
+    machine_wait_for_proxies();
     machine_meet_warp();
 }
 #define PIN(x, n)

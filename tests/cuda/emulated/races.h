@@ -1,8 +1,10 @@
 /* For ThreadSanitizer, with EMULATED_RACES: device threads, and what copies for them, are contexts of their own, and
-   only what orders memory on the device orders their accesses. So it finds a missing wait in any order of warps. The
-   asynchronous proxy (PTX ISA, "proxies") is a context for each warp, which knows what its lanes knew at their last
-   fence, and what others' proxies knew when a barrier was met: so it finds a missing fence before a product or a copy
-   reads what threads have written, and a missing wait after it. */
+   only what orders memory on the device orders their accesses. So it finds a missing wait in any order of warps.
+   The asynchronous proxy (PTX ISA, "proxies") is two contexts for each warp, of shared and of global memory. They know
+   what its lanes knew at their last fence, and what others' proxies knew when a barrier was met: so it finds a missing
+   fence before a product or a copy reads what threads have written, and a missing wait after it. A copy that has
+   arrived tells proxies all that its issuer knew, which is more than it should: a fence that is missing later may stay
+   hidden. */
 #ifndef EMULATED_RACES_H
 #define EMULATED_RACES_H
 
