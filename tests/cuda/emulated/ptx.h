@@ -199,7 +199,8 @@ typedef struct mbarrier {
 } mbarrier;
 
 static inline mbarrier *mbarrier_at(uint32_t bar) { return (mbarrier *)(memory + bar); }
-/* The end of a phase with this parity. */
+/* The end of a phase with this parity; that of a counter is at its address, too (add_release). */
+static_assert(2 * sizeof(machine_event) <= sizeof(mbarrier) && sizeof(machine_event) <= sizeof(int32_t), "they fit");
 static inline machine_event *end_of_phase(mbarrier *b, uint32_t parity) { return (machine_event *)b + (parity & 1); }
 static inline UNSEEN void mbarrier_settle(mbarrier *b) {
     if (b->pending || b->words) return;
@@ -599,10 +600,10 @@ static inline void operands_may_change(int unread) { results_unread[threadIdx.x]
 static const int products_prepared =
     machine_prepare([] { products[0].clear(), stores_of_thread[0].clear(), copied_by_thread[0].clear(); });
 
-/* That the lanes of a warp read `rows` rows of an operand, along M or N, from row x on. */
-static inline void operand_is_read(elements of, uint64_t descriptor, int x, int rows, int mn_major) {
+/* That the lanes of a warp read `rows` rows of an operand, along M or N. */
+static inline void operand_is_read(elements of, uint64_t descriptor, int rows, int mn_major) {
     for (int n = (int)threadIdx.x % 32; n < 2 * rows && EMULATED_RACES; n += 32) {
-        const int along = x + (mn_major ? n % (rows / 8) * 8 : n / 2), k = mn_major ? n / (rows / 8) : n % 2 * 8;
+        const int along = mn_major ? n % (rows / 8) * 8 : n / 2, k = mn_major ? n / (rows / 8) : n % 2 * 8;
         const uint32_t at = of == OF_HALVES
                                 ? swizzled(operand_start(descriptor) + operand_offset(descriptor, along, k, mn_major))
                                 : address_of_byte(descriptor, along, 2 * k);
@@ -612,8 +613,8 @@ static inline void operand_is_read(elements of, uint64_t descriptor, int x, int 
 /* Both when a product begins, after the fence that it needs, and when it has ended, before others may write. */
 static inline void operands_are_read(const queued_product *p) {
     if (p->unread) return;
-    if (!p->registers) operand_is_read(p->of, p->a, 0, 64, p->a_mn_major); /* any warp may read any row */
-    operand_is_read(p->of, p->b, 0, p->N, p->b_mn_major);
+    if (!p->registers) operand_is_read(p->of, p->a, 64, p->a_mn_major); /* any warp may read any row */
+    operand_is_read(p->of, p->b, p->N, p->b_mn_major);
 }
 static inline void take_place(const queued_product *p) {
     if (p->of == OF_HALVES)
