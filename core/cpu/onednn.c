@@ -9,6 +9,7 @@
 #include "core/tensor/numeric.h"
 
 #include <oneapi/dnnl/dnnl.h>
+#include <signal.h>
 #include <string.h>
 
 /* What differs between the versions: in 2 a description is a struct, in 3 an object. */
@@ -173,10 +174,24 @@ static bool multiply(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) 
     return true;
 }
 
-/* F32: oneDNN's older interface, without objects, for any sizes. Row-major. */
+/* All signals but those of the thread's own faults, which must still reach their handlers. */
+static void signals_from_outside(sigset_t *set) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGSYS};
+    sigfillset(set);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; ++i) sigdelset(set, faults[i]);
+}
+
+/* F32: oneDNN's older interface, without objects, for any sizes. Row-major. Up to version 3.11 its code for a long K
+   makes the stack pointer point into memory from malloc (oneDNN's issue 4845), and a signal handler's frame would be
+   written over what lies below. Signals wait until the product is done, or go to another thread. */
 bool fattni_onednn_f32(const fattni_gemm *g, double beta) {
-    return dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->M, g->N, g->K, (float)g->alpha, g->a, g->lda,
-                      g->b, g->ldb, (float)beta, g->c, g->ldc) == dnnl_success;
+    sigset_t outside, before;
+    signals_from_outside(&outside);
+    if (pthread_sigmask(SIG_BLOCK, &outside, &before) != 0) return false;
+    const dnnl_status_t s = dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->M, g->N, g->K,
+                                       (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)beta, g->c, g->ldc);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return s == dnnl_success;
 }
 
 const fattni_bf16_library fattni_onednn = {open_onednn, close_onednn, multiply};

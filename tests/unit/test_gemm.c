@@ -1,5 +1,6 @@
 /* Matrix products against sums in double, with the standard bound of a dot product's rounding error, for every
    transpose, ragged blocks, pitches, and the split of a long K. */
+#define _POSIX_C_SOURCE 200809L /* sigaction, timers */
 #include "core/cpu/gemm_cpu.h"
 #include "core/cpu/with_onednn.h"
 
@@ -8,8 +9,10 @@
 
 #include <float.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct shape {
     int64_t M, N, K;
@@ -225,6 +228,43 @@ Test(gemm, a_context_has_one_library) {
     }
     cr_assert_neq(memcmp(c[0], c[1], (size_t)(s.M * s.N) * sizeof(float)), 0);
     free(c[0]), free(c[1]);
+}
+
+/* How far from the test's frame a signal handler's is. A library whose stack pointer points into memory of its own has
+   the handler's frame written over what lies below. */
+static volatile sig_atomic_t signals;
+static uintptr_t caller, farthest;
+static void note_frame(int number) {
+    (void)number;
+    const uintptr_t frame = (uintptr_t)__builtin_frame_address(0);
+    const uintptr_t distance = frame < caller ? caller - frame : frame - caller;
+    if (distance > farthest) farthest = distance;
+    ++signals;
+}
+
+EACH_LIBRARY(signal_handlers_have_the_stack) {
+    enum { WANTED = 200, STACK = 1 << 20 };
+    struct sigaction before;
+    const struct sigaction action = {.sa_handler = note_frame}; /* on the stack of whom it interrupts */
+    const struct itimerspec often = {{0, 100000}, {0, 100000}};
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+    timer_t timer;
+    signals = 0, farthest = 0, caller = (uintptr_t)__builtin_frame_address(0);
+    cr_assert_eq(sigaction(SIGALRM, &action, &before), 0);
+    cr_assert_eq(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+    cr_assert_eq(timer_settime(timer, 0, &often, NULL), 0);
+    fattn_ctx *const ctx = context(1);
+    const shape s = {128, 96, 512};
+    product p = make(FATTN_F32, &s, false, false, 0, false, false);
+    while (signals < WANTED) fattni_gemm_cpu(ctx, &p.g);
+    cr_assert_eq(timer_delete(timer), 0);
+    cr_assert_eq(sigaction(SIGALRM, &before, NULL), 0);
+    cr_assert_lt(farthest, STACK, "a handler's frame was %ju bytes away", (uintmax_t)farthest);
+    void *const untouched = matrix(FATTN_F32, s.M, p.g.ldc, 3);
+    check(&p, untouched);
+    free(untouched);
+    drop(&p);
+    fattn_ctx_destroy(ctx);
 }
 
 Test(gemm, long_sums_over_a_small_result_are_split) {
