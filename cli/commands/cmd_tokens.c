@@ -302,21 +302,13 @@ static bool write_file(token_files *f, int64_t k) {
     return durable_end(&s, ok) && ok;
 }
 
-/* New names are on the disk when their folder is. */
-static bool sync_folder(const char *folder) {
-    const int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const bool ok = file >= 0 && fsync(file) == 0;
-    if (file >= 0) close(file);
-    return ok;
-}
-
 /* Gives all files their names, number 0, which is locked, last. */
 static bool place(const token_files *f) {
     char waiting[PATH_BYTES], path[PATH_BYTES];
     for (int64_t k = f->n - 1; k >= 0; --k) {
         waiting_path_of(f, k, waiting);
         path_of(f, k, path);
-        if (rename(waiting, path) == 0 && (k > 0 || sync_folder(f->folder))) continue;
+        if (rename(waiting, path) == 0 && (k > 0 || durable_sync_folder(f->folder))) continue;
         cli_fail(CLI_FAILURE, "cannot write %s: %s", path, strerror(errno));
         return false;
     }

@@ -40,7 +40,7 @@ bool durable_append(durable_stream *s, const void *bytes, size_t size) {
 bool durable_end(durable_stream *s, bool keep) {
     if (s->file < 0) return false;
     const int file = s->file;
-    if (keep && fsync(file) != 0) return stream_failed(s);
+    if (keep && !fattni_sync_file(file)) return stream_failed(s);
     s->file = -1;
     bool ok = close(file) == 0 || !keep;
     if (ok && keep) ok = rename(s->temporary, s->path) == 0 && fattni_sync_folder_of(s->path);
@@ -48,6 +48,8 @@ bool durable_end(durable_stream *s, bool keep) {
     if (!ok || !keep) unlink(s->temporary);
     return ok;
 }
+
+bool durable_sync_folder(const char *folder) { return fattni_sync_folder(folder); }
 
 /* ---- one writer ---- */
 

@@ -19,6 +19,8 @@ bool durable_begin(durable_stream *s, const char *folder, const char *name);
 bool durable_append(durable_stream *s, const void *bytes, size_t size);
 /* Puts the file in its place, or with keep false removes what was written. */
 bool durable_end(durable_stream *s, bool keep);
+/* Until names that were given or taken there are on the disk; false with errno. */
+bool durable_sync_folder(const char *folder);
 
 /* A folder that only one process at a time may write to. All zero: not held. */
 typedef struct durable_lock {

@@ -44,18 +44,29 @@ static inline int fattni_open_unfinished(const char *path, char temporary[PATH_M
     return file;
 }
 
+/* Until all bytes of a file are on the disk. */
+static inline bool fattni_sync_file(int file) {
+    int result;
+    do result = fsync(file);
+    while (result != 0 && errno == EINTR);
+    return result == 0;
+}
+
 /* A new name is on the disk when its folder is synced. */
-static inline bool fattni_sync_folder_of(const char *path) {
-    char folder[PATH_MAX];
-    const int length = fattni_folder_length(path);
-    snprintf(folder, sizeof folder, "%.*s", length ? length : 1, length ? path : ".");
+static inline bool fattni_sync_folder(const char *folder) {
     const int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (file < 0) return false;
-    const bool ok = fsync(file) == 0;
+    const bool ok = fattni_sync_file(file);
     const int error = errno;
     close(file);
     errno = error;
     return ok;
+}
+static inline bool fattni_sync_folder_of(const char *path) {
+    char folder[PATH_MAX];
+    const int length = fattni_folder_length(path);
+    snprintf(folder, sizeof folder, "%.*s", length ? length : 1, length ? path : ".");
+    return fattni_sync_folder(folder);
 }
 
 #endif
