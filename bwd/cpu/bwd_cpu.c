@@ -377,6 +377,7 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
                    : (fattni_stage){w.row_tasks + w.column_tasks, two_pass_task},
     };
     fattni_cpu_stages(ctx, w.threads, w.k, stages, 3, &w);
+    w.copies_keys = fattni_is_narrow(p); /* each tile is read once */
     fattni_bwd_bias(ctx, &w);
     fattni_bwd_sink(ctx, &w);
     return FATTN_OK;

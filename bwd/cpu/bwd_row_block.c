@@ -32,7 +32,8 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     const fattni_cpu_kernels *const k = w->k;
     const size_t real = fattn_dtype_size(k->dtype), row = fattni_row_bytes(k), tile = FATTNI_TILE_KEYS * row;
     const size_t columns = (size_t)w->columns, D_pad = (size_t)w->D_pad, Dv_pad = (size_t)w->Dv_pad;
-    const size_t copied = fattni_is_narrow(p) ? columns : 0, rounded = k->round ? columns / FATTNI_TILE_KEYS : 0;
+    const size_t copied = fattni_is_narrow(p) || w->shares_keys ? columns : 0,
+                 rounded = k->round ? columns / FATTNI_TILE_KEYS : 0;
     const size_t dq_blocks = !w->keeps_dq ? 1 : w->chained ? 0 : (size_t)(p->group * w->row_blocks);
     fattni_bwd_layout l = {0};
     l.q = fattni_append(&l.bytes, (size_t)k->rows * fattni_operand_bytes(k, p->D));
@@ -47,8 +48,10 @@ static fattni_bwd_layout lay_out(const fattni_bwd *w) {
     l.keep = fattni_append(&l.bytes, p->drop_T ? tile : 0);
     l.dcap = fattni_append(&l.bytes, p->softcap > 0 ? tile : 0);
     l.bias = fattni_append(&l.bytes, fattni_scores_scratch(p));
-    l.q_rows = fattni_append(&l.bytes, w->copy_q ? (size_t)k->blocks * rows_bytes(w, w->D_pad) : 0);
-    l.d_o_rows = fattni_append(&l.bytes, w->copy_d_o ? (size_t)k->blocks * rows_bytes(w, w->Dv_pad) : 0);
+    l.q_rows =
+        fattni_append(&l.bytes, w->copy_q || w->want & WANT_DK ? (size_t)k->blocks * rows_bytes(w, w->D_pad) : 0);
+    l.d_o_rows =
+        fattni_append(&l.bytes, w->copy_d_o || w->want & WANT_DV ? (size_t)k->blocks * rows_bytes(w, w->Dv_pad) : 0);
     l.key = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->D));
     l.value = fattni_append(&l.bytes, copied * fattni_operand_bytes(k, p->Dv));
     l.key_transposed = fattni_append(&l.bytes, k->round ? copied * fattni_operand_bytes(k, p->D) : 0);
@@ -70,6 +73,10 @@ static void choose_exponents(fattni_bwd *w) {
     w->p_exponent = k - fattni_keep_exponent(w->p, w->k);
     w->ds_exponent = k - (int)fattni_clamp(scale, -32, 32);
 }
+
+/* Rows of a head lie apart in [B,S,H,D], often by a large power of two, and caches keep few of such rows: those that
+   are read several times are copied. There is room for that whatever the strides are. */
+static bool lie_apart(const fattni_array *a, int64_t columns) { return a->s[2] != columns; }
 
 fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     fattni_bwd w = {.p = p, .k = fattni_cpu_kernels_of(ctx, p->dtype)};
@@ -93,10 +100,17 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.column_blocks = fattni_ceil_div(p->Sk, w.columns);
     w.chained = both && !w.one_pass && 7 * pairs * w.column_blocks >= 5 * threads;
 
-    const bool narrow = fattni_is_narrow(p);
-    w.copy_q = w.k->round ? w.want & WANT_DK : narrow || ((w.want & WANT_DK) && w.D_pad != p->D);
-    w.copy_d_o = w.k->round ? w.want & WANT_DV
-                            : p->d_o.dtype != (int32_t)w.k->dtype || ((w.want & WANT_DV) && w.Dv_pad != p->Dv);
+    const bool narrow = fattni_is_narrow(p), by_columns = w.one_pass || w.chained || !(w.want & WANT_DQ);
+    w.shares_keys = by_columns && p->group * w.row_blocks > 1;
+    w.copies_keys = narrow || (w.shares_keys && (lie_apart(&p->k, p->D) || lie_apart(&p->v, p->Dv)));
+    if (w.k->round) {
+        w.copy_q = w.want & WANT_DK;
+        w.copy_d_o = w.want & WANT_DV;
+    } else {
+        w.copy_q = narrow || ((w.want & WANT_DK) && (w.D_pad != p->D || lie_apart(&p->q, p->D)));
+        w.copy_d_o = p->d_o.dtype != (int32_t)w.k->dtype ||
+                     ((w.want & WANT_DV) && (w.Dv_pad != p->Dv || lie_apart(&p->d_o, p->Dv)));
+    }
     w.keeps_dq = (w.one_pass || w.chained) && w.column_blocks > 1 && p->dq.dtype != (int32_t)w.k->dtype;
 
     w.bias_tasks = fattni_bwd_bias_tasks(p, w.k);
@@ -221,7 +235,7 @@ fattni_bwd_rows fattni_bwd_pack(const fattni_bwd *w, const fattni_sequence *seq,
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch) {
     const fattni_problem *const p = w->p;
-    if (!fattni_is_narrow(p)) return;
+    if (!w->copies_keys) return;
     const fattni_cpu_kernels *const k = w->k;
     const int64_t count = columns.end - columns.begin, row = seq->k0 + columns.begin;
     const int64_t width = fattni_operand_width(k, p->D);
@@ -242,7 +256,7 @@ fattni_score_tile fattni_bwd_score_tile(const fattni_bwd *w, const fattni_bwd_ro
                                         int64_t keys) {
     const fattni_problem *const p = w->p;
     fattni_score_tile at = fattni_score_tile_of(p, w->k, r->seq, r->b, r->h, r->i0, r->rows, j, keys);
-    if (!fattni_is_narrow(p)) return at;
+    if (!w->copies_keys) return at;
     const int64_t key_bytes = (int64_t)fattni_operand_bytes(w->k, p->D),
                   value_bytes = (int64_t)fattni_operand_bytes(w->k, p->Dv);
     at.key = r->scratch + w->layout.key + (j - j0) * key_bytes, at.key_stride = fattni_operand_width(w->k, p->D);

@@ -44,7 +44,9 @@ typedef struct fattni_bwd {
     bool one_pass;                     /* dQ, dK and dV from the same tiles, a task per key head */
     bool chained;                      /* the same with a task per column block: at each block of
                                           rows it waits until the one before has added to dQ */
-    bool copy_q, copy_d_o;             /* the caller's are of another type, or not whole vectors */
+    bool shares_keys;                  /* several blocks of rows read a column block's keys */
+    bool copies_keys;                  /* of another type, or shared and apart */
+    bool copy_q, copy_d_o;             /* of another type, apart, or not whole vectors */
     bool keeps_dq;                     /* dq has 16 bits: partial sums of dQ are kept as reals */
     int64_t row_blocks, column_blocks; /* in the longest sequence */
     int64_t head_blocks;               /* of rows of a head, in all sequences where these are packed */
@@ -116,7 +118,7 @@ float *fattni_bwd_capped_sums(const fattni_bwd *w, const fattni_bwd_rows *r);
 /* Adds to the sum dQ^T of these rows over all keys, [D][row], what it lacks with a mean, times 2^ds_exponent. */
 void fattni_bwd_add_mean(const fattni_bwd *w, const fattni_bwd_rows *r, float *dq);
 
-/* Of 16-bit inputs, the keys and values of at most a column block of key head g of sequence b go into scratch for the
+/* With copies_keys, the keys and values of at most a column block of key head g of sequence b go into scratch for the
    tiles to come; with centres_copies keys are less their mean. */
 void fattni_bwd_load_keys(const fattni_bwd *w, const fattni_sequence *seq, int64_t b, int64_t g, fattni_range columns,
                           char *scratch);
