@@ -100,7 +100,7 @@ fattni_bwd fattni_bwd_plan(const fattn_ctx *ctx, const fattni_problem *p) {
     w.column_blocks = fattni_ceil_div(p->Sk, w.columns);
     w.chained = both && !w.one_pass && 7 * pairs * w.column_blocks >= 5 * threads;
 
-    const bool narrow = fattni_is_narrow(p), by_columns = w.one_pass || w.chained || !(w.want & WANT_DQ);
+    const bool narrow = fattni_is_narrow(p), by_columns = w.one_pass || w.chained || (w.want && !(w.want & WANT_DQ));
     w.shares_keys = by_columns && p->group * w.row_blocks > 1;
     w.copies_keys = narrow || (w.shares_keys && (lie_apart(&p->k, p->D) || lie_apart(&p->v, p->Dv)));
     if (w.k->round) {

@@ -176,12 +176,12 @@ static bool multiply(const fattni_bf16 *o, const fattni_gemm *g, void *scratch) 
 
 /* All signals but those of the thread's own faults, which must still reach their handlers. */
 static void signals_from_outside(sigset_t *set) {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGSYS};
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
     sigfillset(set);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; ++i) sigdelset(set, faults[i]);
 }
 
-/* F32: oneDNN's older interface, without objects, for any sizes. Row-major. Up to version 3.11 its code for a long K
+/* F32: oneDNN's older interface, without objects, for any sizes. Row-major. Up to version 3.11.1 its code for a long K
    makes the stack pointer point into memory from malloc (oneDNN's issue 4845), and a signal handler's frame would be
    written over what lies below. Signals wait until the product is done, or go to another thread. */
 bool fattni_onednn_f32(const fattni_gemm *g, double beta) {

@@ -31,9 +31,13 @@ run() {
     $cc $flags "$1" "$out"/*.o -lm -o "$out/program"
     grep -o '^Test([a-z0-9_]*, [a-z0-9_]*' "$1" | sed 's/Test(//; s/,//' | grep -w -- "${2:-.*}" |
         while read -r suite name; do
-            qemu-aarch64 -L /usr/aarch64-linux-gnu "$out/program" "$suite" "$name" ||
-                { echo "FAILED: $suite::$name"; exit 1; }
-            echo "passed: $suite::$name"
+            status=0
+            qemu-aarch64 -L /usr/aarch64-linux-gnu "$out/program" "$suite" "$name" || status=$?
+            case $status in
+            0) echo "passed: $suite::$name" ;;
+            3) echo "not on this architecture: $suite::$name" ;;
+            *) echo "FAILED: $suite::$name"; exit 1 ;;
+            esac
         done
 }
 run tests/unit/test_cpu_tile.c

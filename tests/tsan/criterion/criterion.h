@@ -62,17 +62,21 @@ static struct tsan_case *tsan_cases;
 #define cr_skip_test(...) (fprintf(stderr, "skipped: " __VA_ARGS__), _Exit(0))
 
 #ifndef TSAN_NO_MAIN
-static void tsan_run(const char *suite_name, const char *name) {
+/* Whether there is such a test. */
+static bool tsan_run(const char *suite_name, const char *name) {
+    bool found = false;
     for (const struct tsan_case *c = tsan_cases; c; c = c->next) {
         if (!c->run || strcmp(c->suite, suite_name) != 0 || strcmp(c->name, name) != 0) continue;
         const struct tsan_case *suite = tsan_cases;
         while (suite && (suite->run || strcmp(suite->suite, suite_name) != 0)) suite = suite->next;
         if (suite && suite->init) suite->init();
         if (c->init) c->init();
+        found = true;
         c->run();
         if (c->fini) c->fini();
         if (suite && suite->fini) suite->fini();
     }
+    return found;
 }
 
 extern char **environ;
@@ -88,7 +92,7 @@ static bool tsan_passes(char *program, const struct tsan_case *test) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 3) return tsan_run(argv[1], argv[2]), 0;
+    if (argc == 3) return tsan_run(argv[1], argv[2]) ? 0 : 3;
     int tested = 0, passing = 0;
     for (const struct tsan_case *c = tsan_cases; c; c = c->next)
         if (c->run) tested += 1, passing += tsan_passes(argv[0], c);
