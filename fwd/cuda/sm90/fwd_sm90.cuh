@@ -87,7 +87,11 @@ enum {
     O_PANELS = PANELS / O_PARTS,       /* parts of O go through its buffer one after the other */
     O_BYTES = O_PANELS * 16 * 128,     /* of a warp */
     BIAS_BYTES = BN / 64 * (64 * 128), /* of a consumer */
-    TILE_SLOTS = 4                     /* a tile is stored when the next but one may have been announced */
+    /* A consumer leaves out what only others' rows need (pass_block): the first block of a tile, or all others. Of two
+       consumers one alone is not faster at d 128, and ptxas' order a hundredth slower. */
+    PASSES_OTHERS = (CONSUMERS == 3 || D > 128) && !BIASED && !F8,
+    PASSES_FIRST = PASSES_OTHERS && CAUSAL && BM - 64 >= BN - 16,
+    TILE_SLOTS = 4 /* a tile is stored when the next but one may have been announced */
 };
 
 /* Named barriers; 0 is __syncthreads. Each consumer has its own, at + consumer. ORDER_BARRIER is the warpgroup order
@@ -432,6 +436,22 @@ DEVICE span unmasked_blocks(const fattni_attention_args *a, const volatile tile_
     return x;
 }
 
+/* Whether no row of a consumer sees the rightmost block of a tile that has others. */
+DEVICE int sees_not_first(const fattni_attention_args *a, const volatile tile_slot *from, const tile *t, int consumer) {
+    const int last_row = from->i0 + consumer * 64 + 63;
+    return t->blocks > 1 && (t->blocks - 1) * BN > last_row + whole_sequence(a, 0, CAUSAL).hi;
+}
+/* A block without products: its turn to issue them is passed on at once, and stages are released when they are full,
+   since until then the barriers may count for the block before. Of K block k and of V block v. */
+DEVICE void pass_block(uint32_t shared, uint32_t k, uint32_t v, int order_barrier, int next_order_barrier) {
+    named_barrier_sync(order_barrier, ORDER_THREADS);
+    named_barrier_arrive(next_order_barrier, ORDER_THREADS);
+    mbarrier_wait(k_full(shared, k), kv_parity(k));
+    arrive_once_per_warp(k_empty(shared, k));
+    mbarrier_wait(v_full(shared, v), kv_parity(v));
+    arrive_once_per_warp(v_empty(shared, v));
+}
+
 DEVICE alibi_ramp tile_ramp(const fattni_attention_args *a, const volatile tile_slot *from, const tile *t,
                             int consumer) {
     const alibi_ramp none = {0.0f, 0};
@@ -494,10 +514,16 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
     span unmasked = unmasked_blocks(a, slot_of(smem, 0), &t, consumer);
     int fast_end = 0; /* the fast path is for blocks left of this one: none while any_below */
     int n = 0, j = t.first + t.blocks - 1, shifted = 0; /* shifted: this block's S has had shift_row */
+    uint32_t passed = 0;                                /* blocks passed over before this one */
     for (;;) {
-        const int first = j == t.first + t.blocks - 1, last = j == t.first;
-        const pipeline_state pipe = {
-            k_full(shared, kv + 1), kv_parity(kv + 1), v_empty(shared, kv - 1), !last, kv > 0, shifted, p->zero};
+        int first = j == t.first + t.blocks - 1, last = j == t.first;
+        const pipeline_state pipe = {k_full(shared, kv + 1),
+                                     kv_parity(kv + 1),
+                                     v_empty(shared, kv - 1 - passed),
+                                     !last,
+                                     kv > 0,
+                                     shifted,
+                                     p->zero};
         if (INT8) read_key_scales(&linear, smem->k_scales[kv % SCALE_STAGES]);
         if (BIASED && !shifted) add_bias_tile(s, shared, kv, consumer, a->scale);
         if (alibi) {
@@ -551,22 +577,36 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
             }
             shifted = 0;
             fast_end = any_below(&r, linear.base) ? 0 : unmasked.end;
+            /* A tile in which this consumer has no rows ends here: its P V is garbage that nothing reads. */
+            if (PASSES_OTHERS && first && !last &&
+                current.i0 + consumer * 64 >= (BANDS ? slot_of(smem, n)->Sq : a->Sq)) {
+                for (; j > t.first; --j, ++kv) pass_block(shared, kv + 1, kv, order_barrier, next_order_barrier);
+                arrive_once_per_warp(q_empty(shared, part_of(n, consumer)));
+                first = 0, last = 1;
+            }
         }
 
         ++kv;
         const int stage = (n + last) % Q_STAGES, part = part_of(n + last, consumer);
         --j;
+        passed = 0;
         if (last) { /* and the next tile's first S */
             mbarrier_wait(q_full(shared, part), q_parity(n + 1));
             t = read_tile(slot_of(smem, n + 1));
             ramp = tile_ramp(a, slot_of(smem, n + 1), &t, consumer);
             if (t.blocks) mbarrier_wait(k_full(shared, kv), kv_parity(kv));
+            if (PASSES_FIRST && sees_not_first(a, slot_of(smem, n + 1), &t, consumer)) {
+                pass_block(shared, kv, kv, order_barrier, next_order_barrier);
+                ++kv, --t.blocks, passed = 1;
+                mbarrier_wait(k_full(shared, kv), kv_parity(kv));
+            }
             j = t.first + t.blocks - 1;
         }
         if (alibi) begin_scores(s, ramp.slope, ramp.corner - j * BN, offset);
         if (INT8) begin_sums(s);
+        const uint32_t v = kv - 1 - passed; /* of P V */
         if (PRODUCTS_TOGETHER) {
-            mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));
+            mbarrier_wait(v_full(shared, v), kv_parity(v));
             if (!first) rescale(o, &r);
         }
         named_barrier_sync(order_barrier, ORDER_THREADS);
@@ -576,12 +616,12 @@ DEVICE void consume(const fattni_fwd_sm90_args *p, uint32_t shared, shared_memor
                part, q_parity(n + 1), last && t.blocks);
         wgmma_commit();
         if (!PRODUCTS_TOGETHER) {
-            mbarrier_wait(v_full(shared, kv - 1), kv_parity(kv - 1));
+            mbarrier_wait(v_full(shared, v), kv_parity(v));
             if (!first) rescale(o, &r); /* while S runs */
         }
-        if (BANDS && first) clear_tail(a, slot_of(smem, n), shared, kv - 1, consumer);
+        if (BANDS && first) clear_tail(a, slot_of(smem, n), shared, v, consumer);
         wgmma_fence();
-        accumulate(o, pr, v_keys + (kv - 1) % KV_STAGES * (V_BYTES >> 4), !first);
+        accumulate(o, pr, v_keys + v % KV_STAGES * (V_BYTES >> 4), !first);
         wgmma_commit();
         named_barrier_arrive(next_order_barrier, ORDER_THREADS);
         if (last) {

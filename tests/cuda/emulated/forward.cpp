@@ -545,6 +545,7 @@ static test_case cases[] = {
 #else
 #if K_VARIANT < FATTNI_VARIANT_BANDED
     {CASE("tiles", 1, 2, 1, 450, 600, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .half_o = 1},
+    {CASE("a consumer without rows", 2, 2, 1, 2 * K_BM + 17, 1000, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .half_o = 1},
     {CASE("another order", 1, 2, 1, 5 * K_BM - 10, 700, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .half_o = 1,
      .order = {1, 4, 1}},
     {CASE("exact", 2, 2, 1, 150, 260, K_D, K_DV - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
