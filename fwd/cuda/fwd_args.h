@@ -56,10 +56,12 @@ typedef struct fattni_fwd_sm90_args {
     int32_t *parts_stored;      /* [row blocks]; 0 at the start */
 } fattni_fwd_sm90_args;
 
-/* in_groups: all but full kernels, which take a plane after the other. */
-FATTNI_DIVIDER fattni_fwd_order fattni_fwd_order_of(const fattni_sm90_schedule *s, int heads, int parts,
-                                                    int in_groups) {
-    const int each = in_groups ? s->head_group : 1, last = (s->planes - 1) / each;
+/* in_groups: all but full kernels, which take a plane after the other. last_group: planes of the last head group, at
+   least; up to 1: what is left. */
+FATTNI_DIVIDER fattni_fwd_order fattni_fwd_order_of(const fattni_sm90_schedule *s, int heads, int parts, int in_groups,
+                                                    int last_group) {
+    const int each = in_groups ? s->head_group : 1, kept = in_groups && last_group > 1 ? last_group : 1,
+              last = kept < s->planes ? (s->planes - kept) / each : 0;
     fattni_fwd_order x;
     x.group = fattni_divider_of(each * s->blocks * parts);
     x.planes = fattni_divider_of(each), x.last_planes = fattni_divider_of(s->planes - last * each);

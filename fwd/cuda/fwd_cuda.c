@@ -405,9 +405,12 @@ static fattn_status make_maps(fattn_ctx *ctx, const fattni_problem *p, const fat
     return x->o_by_tma ? fattni_sm90_map(ctx, &p->o, p->dtype, p->Dv, 16, &x->o, &x->o_step) : FATTN_OK;
 }
 
-int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int64_t element_bytes) {
-    const int64_t n = fattni_cuda_planes_in_l2(ctx, p->Sk * element_bytes * (p->D + p->Dv));
-    return fattni_cuda_even_group(n, p->Hkv * p->B) * p->group;
+fattni_fwd_groups fattni_fwd_head_groups(const fattn_ctx *ctx, const fattni_problem *p, int64_t blocks,
+                                         int64_t element_bytes) {
+    enum { FEW = 8, WAVES = 2 }; /* row blocks; of tiles, in the last group */
+    const int64_t fit = fattni_cuda_planes_in_l2(ctx, p->Sk * element_bytes * (p->D + p->Dv));
+    if (blocks > FEW) return (fattni_fwd_groups){fattni_cuda_even_group(fit, p->Hkv * p->B) * p->group, 0};
+    return (fattni_fwd_groups){p->group, fattni_min(fit * p->group, fattni_ceil_div(WAVES * ctx->gpu.sms, blocks))};
 }
 
 fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
@@ -418,10 +421,13 @@ fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     out->scale_log2 = out->a.scale * 1.4426950408889634f;
     const bool divided = parts->most > 1; /* few heads: in one group */
     const fattni_block_order order = fattni_fwd_sm90_order(ctx, p, k, parts);
-    out->schedule = fattni_sm90_schedule_of(blocks_of(p, k), p->Hq * p->B,
-                                            divided || order.count ? p->Hq * p->B : fattni_fwd_head_group(ctx, p, 2));
+    const int64_t blocks = blocks_of(p, k), planes = p->Hq * p->B;
+    const fattni_fwd_groups groups =
+        divided || order.count ? (fattni_fwd_groups){planes, planes} : fattni_fwd_head_groups(ctx, p, blocks, 2);
+    out->schedule = fattni_sm90_schedule_of(blocks, planes, groups.each);
     out->schedule.order = order;
-    out->order = fattni_fwd_order_of(&out->schedule, (int)p->Hq, (int)parts->most, k->variant != FATTNI_VARIANT_FULL);
+    out->order = fattni_fwd_order_of(&out->schedule, (int)p->Hq, (int)parts->most, k->variant != FATTNI_VARIANT_FULL,
+                                     (int)fattni_min(groups.last, planes));
     out->schedule.tiles *= (int32_t)parts->most;
     out->schedule.next_tile = p->workspace;
     char *const stored = (char *)p->workspace + FATTNI_ALIGN;

@@ -29,9 +29,15 @@ typedef struct fattni_fwd_choice {
     fattni_fwd_parts parts;            /* of the latter; most 1 without */
 } fattni_fwd_choice;
 fattni_fwd_choice fattni_fwd_cuda_choose(const fattn_ctx *ctx, const fattni_problem *p);
-/* The query heads of about n K/V heads (fattni_cuda_even_group), n a power of two, whose K and V fit five eighths of
-   L2: what Hopper's kernels work on together. */
-int64_t fattni_fwd_head_group(const fattn_ctx *ctx, const fattni_problem *p, int64_t element_bytes);
+/* How many planes (query heads of all sequences) are a head group, and the last one at least: those that Hopper's
+   kernels work on together. As many as have K and V in five eighths of L2 (fattni_cuda_even_group); of few row blocks
+   one K/V head's, so that these read its keys at the same time, and at the end two waves of tiles, of which the longest
+   come first. element_bytes: of K and V. */
+typedef struct fattni_fwd_groups {
+    int64_t each, last;
+} fattni_fwd_groups;
+fattni_fwd_groups fattni_fwd_head_groups(const fattn_ctx *ctx, const fattni_problem *p, int64_t blocks,
+                                         int64_t element_bytes);
 /* For a Hopper kernel; encodes the tensor maps: host work only. */
 fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                      const fattni_fwd_parts *parts, fattni_fwd_sm90_args *out);

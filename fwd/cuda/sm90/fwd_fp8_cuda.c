@@ -92,8 +92,11 @@ static fattn_status run(fattn_ctx *ctx, const fattni_problem *p, const fattni_ke
     x.a.o_f32 = p->o.dtype == FATTN_F32;
     x.a.vector_qkv = x.a.o_f32 || fattni_cuda_vector(&p->o, p->Dv); /* in these kernels: of o */
     x.scale_log2 = x.a.scale * 1.4426950408889634f;
-    x.schedule = fattni_sm90_schedule_of(blocks, p->Hq * p->B, fattni_fwd_head_group(ctx, p, 1));
-    x.order = fattni_fwd_order_of(&x.schedule, (int)p->Hq, 1, k->variant != FATTNI_VARIANT_FULL);
+    const int64_t planes = p->Hq * p->B;
+    const fattni_fwd_groups groups = fattni_fwd_head_groups(ctx, p, blocks, 1);
+    x.schedule = fattni_sm90_schedule_of(blocks, planes, groups.each);
+    x.order = fattni_fwd_order_of(&x.schedule, (int)p->Hq, 1, k->variant != FATTNI_VARIANT_FULL,
+                                  (int)fattni_min(groups.last, planes));
     x.schedule.next_tile = (int32_t *)((char *)p->workspace + bytes_of_copies(p));
     bool entered;
     FATTNI_TRY(fattni_cuda_enter(ctx, &entered)); /* encoding a tensor map needs a current context */

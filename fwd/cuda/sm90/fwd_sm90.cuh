@@ -9,9 +9,9 @@
                the longest first, or as schedule.order says, from an atomic counter.
    Threads     warpgroup 0 is the producer, of which one warp loads. Each consumer warpgroup owns 64 rows of the tile
                and all keys. Layout of S and O in registers: core/ptx/wgmma.h.
-   Shared      struct shared_memory. K and V have two stages each. Up to d 128 Q has two stages, too, and O a buffer
-               of its own. Above, Q has one stage: each consumer's rows are loaded as soon as it has read the last
-               tile's, from L2, to which they were prefetched. V and O may be narrower than Q and K (d 192/128).
+   Shared      struct shared_memory. K and V have two stages each, four at d 64. Up to d 128 Q has two stages, too, and
+               O a buffer of its own. Above, Q has one stage: each consumer's rows are loaded as soon as it has read the
+               last tile's, from L2, to which they were prefetched. V and O may be narrower than Q and K (d 192/128).
    Pipeline    one loop over the key blocks of all tiles. S(n) is issued before P V(n-1), also across tiles, and the
                softmax of block n overlaps P V(n-1); so a tile's O is stored during the next tile's first softmax.
                Warpgroup order barriers let the consumers issue their products one after the other
@@ -73,7 +73,7 @@ enum {
     STEP = F8 ? 32 : 16,                               /* depth of a product */
     Q_ROWS = FATTNI_FWD_SM90_Q_ROWS(K_VARIANT, D, BM), /* of one load */
     Q_STAGES = Q_ROWS < BM ? 1 : 2,
-    KV_STAGES = 2,
+    KV_STAGES = D <= 64 && !BIASED && !F8 ? 4 : 2, /* where shared memory has room */
     Q_BY_PANELS = Q_STAGES == 1 && !GENERAL, /* a barrier for each panel of Q; general has no registers for that */
     ROWS_TOGETHER = D <= (F8 ? 128 : 64),    /* softmax of both rows at once: P V of the block before is over by then */
     PRODUCTS_TOGETHER =
@@ -277,7 +277,7 @@ DEVICE void update_max(row_state *r, float high, int e, enum softmax_path path) 
 }
 /* How far above m a score may be. A score whose P is more than DOMINANT of its thread's sum must become m: the rounding
    of its P would show in O, and P = 1 has none. And P must stay in the range of F16. */
-#define DOMINANT 0.25f
+#define DOMINANT (F8 ? 0.25f : 0.5f)
 DEVICE float rescale_threshold(const row_state *r) {
     return fminf(fmaxf(log2_approx(DOMINANT * fminf(r->l[0], r->l[1])) - P_LOG2, 0.0f), F8 ? P_SLACK : 8.0f);
 }
@@ -671,9 +671,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             for (int part = 0; part < 2; ++part) mbarrier_init(q_panel_full(shared, part, n), 1);
         for (int n = 0; n < 2; ++n) {
             mbarrier_init(q_full(shared, n), F8 ? 1 + 32 : 1); /* F8: and the lanes of produce_scales */
+            mbarrier_init(q_empty(shared, n), Q_STAGES > 1 ? 4 * CONSUMERS : 4); /* warps that read it */
+        }
+        for (int n = 0; n < KV_STAGES; ++n) {
             mbarrier_init(k_full(shared, n), 1);
             mbarrier_init(v_full(shared, n), 1);
-            mbarrier_init(q_empty(shared, n), Q_STAGES > 1 ? 4 * CONSUMERS : 4); /* warps that read it */
             mbarrier_init(k_empty(shared, n), 4 * CONSUMERS);
             mbarrier_init(v_empty(shared, n), 4 * CONSUMERS);
         }

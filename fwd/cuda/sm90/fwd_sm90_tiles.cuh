@@ -14,6 +14,8 @@ typedef struct tile {
 DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
     int block = fattni_divide(&number, &p->order.group), plane = number, part = 0;
     if (COUNTED) {
+        const int beyond = max(number - p->order.last, 0); /* the last head group may be larger */
+        number -= beyond, block += beyond * (int)p->order.group.by;
         const fattni_divider planes = number == p->order.last ? p->order.last_planes : p->order.planes;
         plane = number * p->schedule.head_group + fattni_divide(&block, &planes);
         if (TAKES_PARTS) part = fattni_divide(&block, &p->order.parts);

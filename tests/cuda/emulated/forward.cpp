@@ -189,9 +189,9 @@ static void set_up(problem *p, const test_case *c) {
     p->args.schedule.planes = c->Hq * c->B;
     p->args.part_blocks = fattni_divider_of(1 << 20);
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
-    p->args.schedule.head_group = 2;
+    p->args.schedule.head_group = c->B > 1 ? 1 : 2; /* and a last group of two heads at least, or of what is left */
     p->args.schedule.order = c->order;
-    p->args.order = fattni_fwd_order_of(&p->args.schedule, c->Hq, 1, K_VARIANT != FATTNI_VARIANT_FULL);
+    p->args.order = fattni_fwd_order_of(&p->args.schedule, c->Hq, 1, K_VARIANT != FATTNI_VARIANT_FULL, c->B);
     p->next_tile = 0;
     p->args.schedule.next_tile = &p->next_tile;
 }
@@ -250,7 +250,8 @@ static int run_all(problem *p, int part) {
     if (part) {
         const int keys = (x->a.Sk + part - 1) / part, most = keys > 4 ? keys - 1 : keys,
                   blocks = x->schedule.blocks * x->schedule.planes;
-        x->part_blocks = fattni_divider_of(part / K_BN), x->order = fattni_fwd_order_of(&x->schedule, x->a.Hq, most, 1);
+        x->part_blocks = fattni_divider_of(part / K_BN),
+        x->order = fattni_fwd_order_of(&x->schedule, x->a.Hq, most, 1, 0);
         x->schedule.tiles *= most;
         stored.resize((size_t)blocks);
         sums.resize((size_t)(blocks * (most - 1) * K_BM * K_DV), NAN);

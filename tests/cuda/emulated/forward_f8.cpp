@@ -208,8 +208,8 @@ static void set_up(problem *p, const test_case *c) {
     p->args.schedule.blocks = (c->Sq + K_BM - 1) / K_BM;
     p->args.schedule.planes = c->Hq * c->B;
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
-    p->args.schedule.head_group = 2;
-    p->args.order = fattni_fwd_order_of(&p->args.schedule, c->Hq, 1, K_VARIANT != FATTNI_VARIANT_FULL);
+    p->args.schedule.head_group = c->B > 1 ? 1 : 2; /* and a last group of two heads at least, or of what is left */
+    p->args.order = fattni_fwd_order_of(&p->args.schedule, c->Hq, 1, K_VARIANT != FATTNI_VARIANT_FULL, c->B);
     p->next_tile = 0;
     p->args.schedule.next_tile = &p->next_tile;
 }
