@@ -45,9 +45,10 @@ typedef struct fattni_fwd_sm90_args {
     fattni_sm90_schedule schedule;
     fattni_fwd_order order;
     fattni_map_step q_step, k_step, v_step, o_step, bias_step;
-    int32_t o_by_tma;  /* whether O has a map */
-    float scale_log2;  /* scale times log2 e: read from constant memory, it takes no register */
-    uint32_t zero;     /* 0, which the compiler does not know (fwd_sm90.cuh) */
+    int32_t o_by_tma; /* whether O has a map */
+    int32_t keyless;  /* causal: a head's first row blocks that see no key, which are no tiles (fwd_sm90_keyless.cuh) */
+    float scale_log2; /* scale times log2 e: read from constant memory, it takes no register */
+    uint32_t zero;    /* 0, which the compiler does not know (fwd_sm90.cuh) */
     fattni_f8_args f8; /* zero for other kernels */
     /* Row blocks whose keys are divided (fwd_sm90_parts.cuh). */
     fattni_divider part_blocks; /* key blocks of a part, at most */
@@ -55,6 +56,12 @@ typedef struct fattni_fwd_sm90_args {
     fattni_part_row *part_rows; /* [row blocks, parts, BM] */
     int32_t *parts_stored;      /* [row blocks]; 0 at the start */
 } fattni_fwd_sm90_args;
+
+/* Row blocks at a head's beginning of whose rows, i' + diagonal < 0, none sees a key; one block is left at least. */
+FATTNI_DIVIDER int fattni_fwd_keyless(int diagonal, int BM, int blocks) {
+    const int keyless = diagonal < 0 ? -diagonal / BM : 0;
+    return keyless < blocks ? keyless : blocks - 1;
+}
 
 /* in_groups: all but full kernels, which take a plane after the other. last_group: planes of the last head group, at
    least; up to 1: what is left. */

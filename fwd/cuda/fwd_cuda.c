@@ -419,9 +419,10 @@ fattn_status fattni_fwd_sm90_args_of(fattn_ctx *ctx, const fattni_problem *p, co
     *out = (fattni_fwd_sm90_args){.a = fattni_cuda_args_of(p),
                                   .o_by_tma = p->o.dtype == (int32_t)p->dtype && fattni_sm90_maps(&p->o, p->Dv)};
     out->scale_log2 = out->a.scale * 1.4426950408889634f;
+    out->keyless = fattni_fwd_sm90_keyless(p, k);
     const bool divided = parts->most > 1; /* few heads: in one group */
     const fattni_block_order order = fattni_fwd_sm90_order(ctx, p, k, parts);
-    const int64_t blocks = blocks_of(p, k), planes = p->Hq * p->B;
+    const int64_t blocks = blocks_of(p, k) - out->keyless, planes = p->Hq * p->B;
     const fattni_fwd_groups groups =
         divided || order.count ? (fattni_fwd_groups){planes, planes} : fattni_fwd_head_groups(ctx, p, blocks, 2);
     out->schedule = fattni_sm90_schedule_of(blocks, planes, groups.each);

@@ -14,6 +14,8 @@ typedef struct fattni_fwd_parts {
     int64_t most, blocks;
 } fattni_fwd_parts;
 fattni_fwd_parts fattni_fwd_sm90_parts(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k);
+/* Row blocks without keys, which are no tiles (fwd_sm90_keyless.cuh). */
+int32_t fattni_fwd_sm90_keyless(const fattni_problem *p, const fattni_cuda_kernel *k);
 /* The order of a causal call's row blocks, of whose heads one head group is made, where that ends sooner. */
 fattni_block_order fattni_fwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                          const fattni_fwd_parts *parts);

@@ -385,6 +385,30 @@ Test(cuda_attention, narrow_v, .timeout = 400) {
     fattn_ctx_destroy(ctx);
 }
 
+/* Causal, of many more rows than keys: whole row blocks that see none. */
+Test(cuda_attention, rows_without_keys, .timeout = 400) {
+    fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);
+    static const int64_t widths[][2] = {{64, 64}, {128, 128}, {256, 256}, {80, 80}, {192, 128}, {128, 60}, {64, 20}};
+    static const int64_t rows[][2] = {{1300, 300}, {700, 1}, {515, 130}};
+    for (int n = 0; n < 42; ++n) {
+        if (!mine(n)) continue;
+        const attention_case c = {.name = "rows without keys",
+                                  .B = 2,
+                                  .Hq = 6,
+                                  .Hkv = 2,
+                                  .Sq = rows[n / 7 % 3][0],
+                                  .Sk = rows[n / 7 % 3][1],
+                                  .D = widths[n % 7][0],
+                                  .Dv = widths[n % 7][1],
+                                  .layout = n % 2 ? LAYOUT_BSHD : LAYOUT_BHSD,
+                                  .flags = FATTN_CAUSAL,
+                                  .d_lse = n % 2};
+        check(cpu, &c, half_type(n / 2 % 2));
+    }
+    fattn_ctx_destroy(cpu);
+    fattn_ctx_destroy(ctx);
+}
+
 /* Slices of one [B,S,3,H,D], in and out, and rows that lie last to first. */
 Test(cuda_attention, layouts, .timeout = 400) {
     fattn_ctx *const ctx = device_or_skip(), *const cpu = attention_context(0);

@@ -48,7 +48,8 @@ for file, line, said in (
         ("core/attention/huge.h", f"#define FATTNI_HUGE_ROUNDING_F32 {2.0**-18}f", "2^-18"),
         ("core/attention/huge.h", f"#define FATTNI_HUGE_ROUNDING_F64 {2.0**-47}", "2^-47"),
         ("core/device/score_terms_mma.cuh", f"#define FATTNI_FAR_SCORE {2**22}.0f", "beyond 2^22"),
-        ("fwd/cuda/sm90/fwd_sm90.cuh", "#define DOMINANT (F8 ? 0.25f : 0.5f)", "half of the sum so far (FATTN_FP8: a quarter)"),
+        ("fwd/cuda/sm90/fwd_sm90.cuh", "#define DOMINANT (F8 ? 0.25f : 0.5f)",
+         "half of the sum so far (FATTN_FP8: a quarter)"),
         ("core/cuda/kernel.h", "enum { FATTNI_SHORT_ROWS = 1024 };", "Sq <= 1024"),
         ("core/attention/problem.h", "k < 15 && p->Sk >> (12 + k) > 1", "floor(log2 Sk) - 12, at most 15"),
         ("core/attention/problem.c", "MAX_POSITION", "0 to 2^29")):

@@ -171,6 +171,7 @@ DEVICE int part_of(int n, int consumer) { return Q_STAGES > 1 ? n % Q_STAGES : c
 
 #include "fwd/cuda/sm90/fwd_sm90_tiles.cuh"
 #include "fwd/cuda/sm90/fwd_sm90_producer.cuh"
+#include "fwd/cuda/sm90/fwd_sm90_keyless.cuh"
 
 /* ---- consumers ---- */
 
@@ -699,10 +700,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) K_NAME(const __grid_con
             registers_lower(40);
         else
             registers_lower(24);
-        if (threadIdx.x < 32)
+        const int warp = from_leader((int)threadIdx.x / 32);
+        if (warp == 0)
             produce(&p, shared, smem);
         else if (F8 && threadIdx.x < 64)
             produce_scales(&p, shared, smem);
+        else if (CAUSAL && !F8)
+            end_keyless_rows(&p, warp - 1);
 #if TAKES_PARTS
         else if (threadIdx.x < 64)
             publish_parts(&p, shared, smem);

@@ -80,17 +80,25 @@ fattni_fwd_parts fattni_fwd_sm90_parts(const fattn_ctx *ctx, const fattni_proble
     return x;
 }
 
+static bool is_causal(const fattni_cuda_kernel *k) {
+    return k->variant == FATTNI_VARIANT_CAUSAL || k->variant == FATTNI_VARIANT_SHORT;
+}
+int32_t fattni_fwd_sm90_keyless(const fattni_problem *p, const fattni_cuda_kernel *k) {
+    if (!is_causal(k) || p->o.dtype != (int32_t)p->dtype || !fattni_sm90_maps(&p->o, p->Dv)) return 0;
+    return fattni_fwd_keyless((int32_t)fattni_sequence_of(p, 0).diagonal, k->BM,
+                              (int32_t)fattni_ceil_div(p->Sq, k->BM));
+}
+
 fattni_block_order fattni_fwd_sm90_order(const fattn_ctx *ctx, const fattni_problem *p, const fattni_cuda_kernel *k,
                                          const fattni_fwd_parts *parts) {
-    const int64_t planes = p->Hq * p->B, count = fattni_ceil_div(p->Sq, k->BM);
-    const bool causal = k->variant == FATTNI_VARIANT_CAUSAL || k->variant == FATTNI_VARIANT_SHORT;
-    if (!causal || parts->most > 1 || p->Sk > 1 << 20 || !fattni_sm90_may_order(count, planes, ctx->gpu.sms))
+    const int64_t planes = p->Hq * p->B, count = fattni_ceil_div(p->Sq, k->BM) - fattni_fwd_sm90_keyless(p, k);
+    if (!is_causal(k) || parts->most > 1 || p->Sk > 1 << 20 || !fattni_sm90_may_order(count, planes, ctx->gpu.sms))
         return (fattni_block_order){0};
     const row_blocks rows = row_blocks_of_call(p, k);
     int32_t times[FATTNI_ORDERED_BLOCKS];
-    for (int32_t n = 0; n < rows.count; ++n)
+    for (int32_t n = 0; n < count; ++n)
         times[n] = STEP * rows.keys[rows.count - 1 - n] + NEXT_TILE; /* last rows first */
-    return fattni_sm90_order_of(times, rows.count, planes, ctx->gpu.sms);
+    return fattni_sm90_order_of(times, count, planes, ctx->gpu.sms);
 }
 
 static int64_t row_blocks_of(const fattni_problem *p, const fattni_cuda_kernel *k) {

@@ -22,6 +22,7 @@ DEVICE tile row_block_of(const fattni_fwd_sm90_args *p, int number) {
         if (CAUSAL) block = fattni_ordered_block(&p->schedule.order, block);
         block = p->schedule.blocks - 1 - block;
     }
+    if (CAUSAL) block += p->keyless;
     tile t = {block * BM, 0, plane, 0, 0, part, 1};
     t.h = fattni_divide(&t.b, &p->order.heads);
     if (BIASED && !p->bias_step.batch) /* sequences that share a bias follow each other: it stays in L2 */

@@ -185,7 +185,9 @@ static void set_up(problem *p, const test_case *c) {
     p->args.k = map_of(&p->k, K_BN), p->args.v = map_of(&p->v, K_BN);
     const fattni_map_step step = {1, batches > 1};
     p->args.q_step = p->args.k_step = p->args.v_step = p->args.o_step = step;
-    p->args.schedule.blocks = (c->Sq + K_BM - 1) / K_BM;
+    const int blocks = (c->Sq + K_BM - 1) / K_BM;
+    if (CAUSAL_VARIANT && half) p->args.keyless = fattni_fwd_keyless(diagonal_of(a, c->Sq, c->Sk), K_BM, blocks);
+    p->args.schedule.blocks = blocks - p->args.keyless;
     p->args.schedule.planes = c->Hq * c->B;
     p->args.part_blocks = fattni_divider_of(1 << 20);
     p->args.schedule.tiles = p->args.schedule.blocks * p->args.schedule.planes;
@@ -551,6 +553,8 @@ static test_case cases[] = {
      .order = {1, 4, 1}},
     {CASE("exact", 2, 2, 1, 150, 260, K_D, K_DV - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1, .exact = 1},
     {CASE("two sequences, short rows", 2, 1, 1, 70, 60, K_D - 8, K_DV, CAUSAL_VARIANT, -1, -1)},
+    {CASE("rows without keys", 2, 2, 1, 3 * K_BM + 40, 90, K_D - 8, K_DV - 8, CAUSAL_VARIANT, -1, -1), .half_o = 1,
+     .exact = 1},
     {CASE("more rows than keys", 1, 1, 1, 300, 150, K_D, K_DV - 16, CAUSAL_VARIANT, -1, -1), .top_left = 1,
      .half_o = 1},
     {CASE("large scores", 1, 1, 1, 200, 400, K_D, K_DV, CAUSAL_VARIANT, -1, -1), .q_factor = 40},
